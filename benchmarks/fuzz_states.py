@@ -32,6 +32,8 @@ from tfpolicies.storage.manifest import checksum
 JUNK: tuple[Any, ...] = (
     None, True, -1, 0, 10**9, 2**70, 0.5, float("nan"), float("inf"), "", "x" * 50, "os:system",
     "tests.absent.Class", [], [1], {}, {"a": 1}, {"$import": "os:system"}, [[["x"]]],
+    10**400, -(10**400), -float("inf"), "x" * 5000, "\ud800", {"$tuple": [1, 2]}, {"type": [1]},
+    {"$array": {"dtype": "float32", "shape": [2], "elements": [0.5, 1.0]}},
 )  # fmt: skip
 
 

@@ -83,7 +83,18 @@ _HOSTILE_CONFIGS: tuple[dict[str, Any], ...] = (
     {"units": 2, "activation": {"module": "builtins", "class_name": "function", "config": "eval"}},
 )
 
-_SIZES: tuple[Any, ...] = (10**9, 2 * 10**8, 10**7, 2**31 - 1, 2**31, 2**62, 2**70, 1e9, -(10**9))
+_SIZES: tuple[Any, ...] = (
+    10**9,
+    2 * 10**8,
+    10**7,
+    2**31 - 1,
+    2**31,
+    2**62,
+    2**70,
+    1e9,
+    -(10**9),
+    10**400,
+)
 
 _SPACES: tuple[dict[str, Any], ...] = (
     {"type": "Discrete", "dtype": "int64", "n": 10**9, "start": 0},

@@ -2,15 +2,36 @@
 
 import dataclasses
 import logging
+import math
 
+import numpy as np
 import pytest
 
-from tfpolicies import AlgorithmConfig, PPOConfig, SACConfig
+from tfpolicies import (
+    A2CConfig,
+    AlgorithmConfig,
+    DQNConfig,
+    PGConfig,
+    PPOConfig,
+    SACConfig,
+    TD3Config,
+)
 from tfpolicies.algorithms.ppo import PPOTraining
 from tfpolicies.config.dialect import ALIASES, CONSTANTS, DICT_NAMES
 from tfpolicies.config.setting import Merge, setting
-from tfpolicies.errors import ConfigError
-from tfpolicies.rules import AMOUNT, DICT
+from tfpolicies.errors import ConfigError, TfPoliciesError, show_value
+from tfpolicies.rules import (
+    AMOUNT,
+    DICT,
+    FINITE,
+    POSITIVE,
+    UNIT,
+    is_finite,
+    is_number,
+    one_of,
+)
+
+ALGORITHMS = (PPOConfig, A2CConfig, PGConfig, DQNConfig, SACConfig, TD3Config)
 
 # The methods of RLlib's TF stack with their arguments and defaults (contract of the API).
 DEFAULTS = {
@@ -434,3 +455,45 @@ def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
     for name, rule in (("lr", "a number >= 0"), ("bonus", "a number >= 0"), ("whole", "a dict")):
         with pytest.raises(ConfigError, match=f"{name} must be {rule}.*, got -1"):
             config.training(**{name: -1})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("config_class", ALGORITHMS)
+def test_whatever_a_setting_is_given_is_taken_or_refused_in_a_short_sentence(config_class):
+    array, messages = np.array([1.0, 2.0]), []
+    values = [10**400, -(10**400), 10**5000, array, [array], [[0, 10**400]], {"type": array}]
+    values += [np.array(["a", "b"]), "x" * 5000, "\ud800", [[["x"]]], math.nan, math.inf, object()]
+    names = [name for name in config_class().to_dict() if name != "model"]
+    given = [{name: value} for name in names for value in values]
+    given += [{"model": {key: value}} for key in config_class().model for value in values]
+    for settings in given:
+        try:
+            config_class().update_from_dict(settings)
+        except TfPoliciesError as error:
+            messages.append(str(error))
+    assert len(messages) > len(given) / 2
+    assert max(map(len, messages)) < 1000
+
+
+def test_a_value_that_cannot_be_shown_is_described():
+    class Shy:
+        def __repr__(self):
+            raise RuntimeError("not now")
+
+    assert show_value(Shy()) == "a Shy that cannot be shown (not now)"
+    assert show_value(10**5000).startswith("a int that cannot be shown")
+    assert show_value("x" * 300) == "'" + "x" * 196 + "..."
+    assert show_value([1, "a"]) == "[1, 'a']"
+
+
+@pytest.mark.core
+def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
+    for rule in (AMOUNT, POSITIVE, UNIT, FINITE):
+        assert rule.holds(0.5)
+        assert not any(map(rule.holds, (10**400, -(10**400), math.nan, True, "0.5", np.ones(2))))
+    assert is_number(10**300)
+    assert is_number(math.inf)
+    assert not is_finite(math.inf)
+    choice = one_of("a", None, 2)
+    assert all(map(choice.holds, ("a", None, 2)))
+    assert not any(map(choice.holds, (np.array(["a", "b"]), ["a"], {"a": 1}, "b")))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import json
+import operator
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -516,6 +520,39 @@ def test_the_client_takes_a_strangers_spec_as_data(cartpole, tmp_path, change, w
     _, folder, _ = cartpole
     with pytest.raises(ValueError, match=words):
         hostile_client(folder, tmp_path, change)
+
+
+def places_in(tree, path=()):
+    """Yields the way to each entry of JSON, to one of each list."""
+    entries = tree.items() if isinstance(tree, dict) else enumerate(tree[:1])
+    for key, value in list(entries):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places_in(value, (*path, key))
+
+
+@pytest.mark.core
+def test_whatever_stands_in_a_spec_the_client_runs_or_refuses_it(cartpole, tmp_path):
+    _, folder, _ = cartpole
+    shutil.copytree(folder / "onnx", tmp_path / "onnx")
+    spec = json.loads((tmp_path / "onnx" / "policy_spec.json").read_text())
+    client, messages = play_module(folder / "onnx")["OnnxPolicy"], []
+    junk = (10**400, -1, [], [[1]], {}, {"a": 1}, None, True, 0.5, "x" * 5000, "\ud800")
+    for *way, last in places_in(spec):
+        if "parity" in way or "versions" in way:  # which the client does not read
+            continue
+        for value in junk:
+            changed = copy.deepcopy(spec)
+            node = functools.reduce(operator.getitem, way, changed)
+            node[last] = value
+            (tmp_path / "onnx" / "policy_spec.json").write_text(json.dumps(changed))
+            try:
+                client(tmp_path / "onnx")
+            except ValueError as error:
+                messages.append(str(error))
+    assert len(messages) > 200
+    longest = max(messages, key=len)
+    assert len(longest) < 600, longest[:300]
 
 
 @pytest.mark.core

@@ -35,12 +35,13 @@ from tfpolicies.config.stored_settings import (
     ROSTER,
     decode_settings,
 )
-from tfpolicies.errors import CheckpointError
+from tfpolicies.errors import CheckpointError, ConfigError, TfPoliciesError
 from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.marks import fits
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.policy.checkpoints import FOR_TRAINING
+from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.storage.import_paths import Missing
 from tfpolicies.storage.json_values import encode_value, find_missing
 from tfpolicies.storage.manifest import checksum
@@ -437,3 +438,46 @@ def test_of_several_policies_those_of_the_class_are_loaded(tmp_path):
 
 
 KINDS = {"p": PPOTF2Policy, "q": PGTF2Policy}
+
+
+ARRAY = {"$array": {"dtype": "float32", "shape": [2], "elements": [1.0, 2.0]}}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        (("config", "settings", "kl_coeff"), 10**400),
+        (("config", "settings", "grad_clip"), -(10**400)),
+        (("config", "settings", "model", "log_std_init"), 10**400),
+        (("config", "settings", "framework"), ARRAY),
+        (("config", "settings", "batch_mode"), ARRAY),
+        (("config", "settings", "lr"), {"type": ARRAY}),
+        (("config", "settings", "exploration_config", "type"), ARRAY),
+        (("state", "rng", "state"), ARRAY),
+    ],
+)
+def test_an_array_or_an_endless_number_in_a_file_is_refused_by_an_error_of_ours(
+    tmp_path, way, value
+):
+    make().export_checkpoint(tmp_path / "sound")
+    found = read_checkpoint(tmp_path / "sound", "policy.json", kind="Policy")
+    added = ("format_version", "tfpolicies_version", "arrays", "policies", "segments", "checksum")
+    manifest = {name: entry for name, entry in found.manifest.items() if name not in added}
+    node = manifest
+    for name in way[:-1]:
+        node = node[name]
+    assert way[-1] in node
+    node[way[-1]] = value
+    write_checkpoint(tmp_path / "hostile", "policy.json", manifest, found.arrays)
+    with pytest.raises(TfPoliciesError):
+        PPOTF2Policy.from_checkpoint(tmp_path / "hostile")
+
+
+@pytest.mark.core
+def test_an_id_that_no_file_can_have_is_refused_and_a_policy_that_was_given_it_acts(tmp_path):
+    with pytest.raises(ConfigError, match="of characters that UTF-8 has; got"):
+        PPOConfig().multi_agent(policies={"a\udc80"})
+    odd = make(__policy_id="a\udc80")
+    odd.export_checkpoint(tmp_path)
+    assert PPOTF2Policy.from_checkpoint(tmp_path).policy_id == "a\udc80"

@@ -15,7 +15,7 @@ from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.envs.making import is_instance, require_alone
-from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches
+from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches, show_value
 from tfpolicies.models.spaces import MASK
 
 logger = logging.getLogger("tfpolicies")
@@ -357,9 +357,9 @@ class AlgorithmConfig(SectionedConfig):
         if self.action_mask_key != MASK and not has_custom:
             raise ConfigError(
                 f"action_mask_key must be {MASK!r} unless a custom model masks its "
-                f"outputs itself, got {self.action_mask_key!r}. Give that model, or let a wrapper "
-                "make observations {'observations': ..., 'action_mask': ...}, of which policies "
-                "obey the mask."
+                f"outputs itself, got {show_value(self.action_mask_key)}. Give that model, or let "
+                "a wrapper make observations {'observations': ..., 'action_mask': ...}, of which "
+                "policies obey the mask."
             )
 
     def _validate_connectors(self) -> None:

@@ -11,7 +11,7 @@ import gymnasium as gym
 
 from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
 from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS
-from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.errors import CheckpointError, ConfigError, show_value
 from tfpolicies.storage.json_values import (
     decode_value,
     encode_value,
@@ -33,18 +33,23 @@ def validate_policy_id(policy_id: Any, error: bool = False) -> None:
         error: raise for an id that would be no good file name, instead of logging a warning.
 
     Raises:
-        ConfigError: if it is no str or empty; or, with `error`, if it is invalid otherwise.
+        ConfigError: if it is no str or empty, or has lone surrogates, which no file name has; or,
+            with `error`, if it is invalid otherwise.
     """
     rule = (
         f"A policy id must be a non-empty str without any of {_NOT_IN_IDS} and without a space or "
-        f"dot at its end; got {policy_id!r}."
+        f"dot at its end, of characters that UTF-8 has; got {show_value(policy_id)}."
     )
-    if not isinstance(policy_id, str) or not policy_id:
+    if not isinstance(policy_id, str) or not policy_id or _has_surrogates(policy_id):
         raise ConfigError(rule)
     if set(policy_id) & set(_NOT_IN_IDS) or policy_id[-1] in " .":
         if error:
             raise ConfigError(rule)
         logger.warning("%s It is taken all the same.", rule)
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 _FIELDS = ("policy_class", "observation_space", "action_space", "config")

@@ -15,6 +15,7 @@ from tfpolicies.envs.envpool import is_envpool_name
 from tfpolicies.envs.making import is_import_path
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
 from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.rules import is_one_of
 from tfpolicies.storage.import_paths import Missing, class_of_name
 from tfpolicies.storage.json_values import decode_value
 from tfpolicies.storage.places import Place, Places, admitted
@@ -83,7 +84,7 @@ def _rate(value: Any) -> Any:
     from tfpolicies.models.learning_rates import SCHEDULES  # needs Keras, unlike this module
 
     kind = value.get("type")
-    return value if kind in SCHEDULES else Missing(f"{kind}")
+    return value if is_one_of(kind, *SCHEDULES) else Missing(f"{kind}")
 
 
 def _variables(value: Any) -> Any:

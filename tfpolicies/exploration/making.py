@@ -19,6 +19,7 @@ from tfpolicies.exploration.strategies import (
     SoftQ,
     StochasticSampling,
 )
+from tfpolicies.rules import is_one_of
 
 STRATEGIES: dict[str, type[Exploration]] = {
     strategy.__name__: strategy
@@ -75,7 +76,8 @@ def _make(config: Any, setting: Setting) -> Exploration:
             f"`exploration_config` must be a dict {{'type': ..., **settings}}, got {config!r}."
         )
     settings = dict(config or {})
-    strategy = _strategy(settings.pop("type", None) or StochasticSampling)
+    kind = settings.pop("type", None)
+    strategy = _strategy(StochasticSampling if is_one_of(kind, None, "") else kind)
     known = _settings_of(strategy)
     unknown = [name for name in settings if name not in known]
     if unknown:

@@ -84,15 +84,15 @@ class OnnxPolicy:
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
-        self.file = folder / _plain_name(self.spec["files"][signature])
+        self.file = folder / _plain_name(_entry(self.spec["files"], signature))
         content = _read_file(self.file)
-        if hashlib.sha256(content).hexdigest() != self.spec["sha256"][self.file.name]:
+        if hashlib.sha256(content).hexdigest() != _entry(self.spec["sha256"], self.file.name):
             raise ValueError(
                 f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
                 "export the policy again."
             )
         self.get_run_options: Callable[[], onnxruntime.RunOptions] | None = None
-        ports = self.spec["signatures"][signature]
+        ports = _entry(self.spec["signatures"], signature)
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         if sample:
             _check_noise(ports["inputs"], self.spec["noise"]["blocks"])
@@ -126,8 +126,16 @@ class OnnxPolicy:
             for port in ports["outputs"]
             if port["name"].startswith("actions") and not port["name"].startswith(_NORMALIZED)
         ]
-        self._choices = _choices_of(self.observed, self.spec["observation_space"])
-        self._masks = _Masks.of(self.observed, self.spec["action_space"])
+        if not self.observed:
+            raise ValueError("The policy_spec.json has no input for observations.")
+        try:
+            self._choices = _choices_of(self.observed, self.spec["observation_space"])
+            self._masks = _Masks.of(self.observed, self.spec["action_space"])
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
+            raise ValueError(
+                f"The spaces in policy_spec.json do not fit its inputs ({error!r:.200}); export "
+                "the policy again."
+            ) from error
         self.sample = sample
         self._rng = np.random.default_rng(seed)
         self._carried: dict[str, np.ndarray] = {}
@@ -509,7 +517,57 @@ def _read_spec(path: Path) -> dict[str, Any]:
     kind, version = spec.get("format"), spec.get("format_version")
     if kind != "tfpolicies.policy_spec" or version != 2 or spec.get("artefact") != "onnx":
         raise ValueError(f"{path} does not describe an ONNX export of version 2.")
+    for name, form in _SPEC.items():
+        if name not in spec and name in _OPTIONAL:
+            continue
+        if not _has_form(spec.get(name), form):
+            raise ValueError(
+                f"{path} is malformed: its entry {name!r} is {spec.get(name)!r:.200}. Export the "
+                "policy again."
+            )
     return spec
+
+
+_PORT = {"name": str, "dtype": str, "shape": [str | int], "path": [str]}
+_VIEW = {"name": str, "column": str, "shifts": [int], "window": bool, "inputs": [str]}
+_SPEC: dict[str, Any] = {
+    "files": {str: str},
+    "sha256": {str: str},
+    "signatures": {str: {"inputs": [_PORT], "outputs": [_PORT]}},
+    "views": [_VIEW],
+    "noise": {"blocks": [(str, int)]},
+    "observation_space": {"type": str},
+    "action_space": {"type": str},
+}
+"""The forms of entries: objects with some entries, or with any of one form (the key is `str`);
+lists of one form, and lists of a length (tuples)."""
+
+_OPTIONAL = ("views",)  # which earlier exports lack
+
+
+def _has_form(value: Any, form: Any) -> bool:
+    """Whether JSON has a form as in `_SPEC`."""
+    if isinstance(form, tuple):
+        fits = isinstance(value, list) and len(value) == len(form)
+        return fits and all(map(_has_form, value, form))
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_has_form(each, form[0]) for each in value)
+    if isinstance(form, dict):
+        if not isinstance(value, dict):
+            return False
+        if str in form:
+            return all(_has_form(each, form[str]) for each in value.values())
+        return all(_has_form(value.get(name), each) for name, each in form.items())
+    return isinstance(value, form) and (form is bool or not isinstance(value, bool))
+
+
+def _entry(entries: Mapping[str, Any], name: str) -> Any:
+    """Returns an entry of a spec."""
+    if name not in entries:
+        raise ValueError(
+            f"The policy_spec.json has no entry for {name!r}; export the policy again."
+        )
+    return entries[name]
 
 
 def _read_file(path: Path) -> bytes:
@@ -522,10 +580,10 @@ def _read_file(path: Path) -> bytes:
         return file.read(found.st_size)
 
 
-def _plain_name(name: Any) -> str:
+def _plain_name(name: str) -> str:
     """Returns the name of a file in the folder that names it."""
-    if not isinstance(name, str) or not name or Path(name).name != name:
-        raise ValueError(f"The policy_spec.json names {name!r}, which is no file beside it.")
+    if not 0 < len(name) < 256 or Path(name).name != name:
+        raise ValueError(f"The policy_spec.json names {name!r:.200}, which is no file beside it.")
     return name
 
 
@@ -538,7 +596,9 @@ def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> No
     """Checks what is made as a spec says: arrays of numbers, of sizes that a policy may have."""
     sizes = [math.prod(_row_shape(port)) for port in ports]
     if not all(0 <= size <= _MOST for size in sizes):
-        raise ValueError(f"The policy_spec.json names arrays of {max(sizes)} numbers for a row.")
+        raise ValueError(
+            f"The policy_spec.json names arrays of {max(sizes)!r:.200} numbers for a row."
+        )
     drawn = [size for _, size in noise]
     is_count = all(type(size) is int and size >= 0 for size in drawn)
     if not is_count or sum(drawn) > _MOST_NOISE:
@@ -554,7 +614,7 @@ def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> No
         )
     for port in ports:
         if not _DTYPES.fullmatch(port["dtype"]):
-            raise ValueError(f"The policy_spec.json names arrays of {port['dtype']!r}.")
+            raise ValueError(f"The policy_spec.json names arrays of {port['dtype']!r:.200}.")
 
 
 def _check_noise(inputs: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:

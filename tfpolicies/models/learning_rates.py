@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.rules import is_one_of
 
 SCHEDULES = (
     "CosineDecay",
@@ -71,7 +72,7 @@ def changing_rate(lr: Any) -> Rate | None:
 def _made(described: Mapping[str, Any]) -> Any:
     settings = dict(described)
     name = settings.pop("type", None)
-    if name not in SCHEDULES:
+    if not is_one_of(name, *SCHEDULES):
         raise ConfigError(
             f"lr={dict(described)!r:.200} is no schedule of Keras's own."
             f"{near_matches(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."

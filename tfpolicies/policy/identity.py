@@ -9,6 +9,7 @@ from typing import Any
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import ConfigError
+from tfpolicies.rules import is_one_of
 
 AUTOMATIC = ("inference", "jit_compile")
 """The settings whose "auto" each policy resolves for itself."""
@@ -41,7 +42,8 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
                 f"A session_creator must be a function () -> session, got {create!r}."
             )
         named = given.get("framework")
-        if named and given.keys() >= settings.settings_for(config_class).keys():
+        is_complete = given.keys() >= settings.settings_for(config_class).keys()
+        if is_complete and is_one_of(named, "tf", "tf2"):
             named = None
         settings.update_from_dict(given)
     complete = settings.to_dict()
@@ -89,5 +91,5 @@ def derived_seed(seed: int | None, *parts: Any) -> int:
     """Returns a seed that depends on all parts by a stable hash; random where `seed` is None."""
     if seed is None:
         return secrets.randbits(63)
-    text = "/".join(map(str, (seed, *parts)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    text = "/".join(map(str, (seed, *parts))).encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import MissingStateError, WeightsError
+from tfpolicies.errors import MissingStateError, WeightsError, show_value
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.finite import NO_NUMBERS, first_bad
 from tfpolicies.models.filters import MeanStdFilter
@@ -202,7 +202,9 @@ class Owned:
                     raise TypeError("it is none")
                 hyper[names.index(name)] = number
             except (TypeError, OverflowError) as error:
-                raise WeightsError(f"{name} in a state must be a number, got {value!r}.") from error
+                raise WeightsError(
+                    f"{name} in a state must be a number, got {show_value(value)}."
+                ) from error
         return hyper
 
     def restore(self, given: Mapping[str, Any], *, finite: bool) -> None:
@@ -247,7 +249,7 @@ def _check_generator(rng: np.random.Generator, given: Any, argument: str) -> Non
         return
     try:
         type(rng.bit_generator)().state = given
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
+    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise WeightsError(
             f"{argument} must be a state of a {type(rng.bit_generator).__name__}: {error}"
         ) from error
