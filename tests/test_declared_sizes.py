@@ -93,7 +93,7 @@ def test_a_checkpoint_that_declares_more_than_it_holds_is_refused(change, tmp_pa
 def test_a_keras_model_that_declares_more_than_the_checkpoint_holds_is_refused(change, tmp_path):
     layers = [keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(2)]
     make(model={"custom_model": keras.Sequential(layers)}).export_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"no array|numbers for each row|damaged"):
+    with pytest.raises(CheckpointError, match=r"no array|numbers|damaged"):
         Policy.from_checkpoint(edited(tmp_path, change))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import math
 import resource
 import shutil
 import sys
@@ -276,7 +277,7 @@ def test_memory_is_limited_whatever_a_model_makes_of_its_inputs(tmp_path):
     with pytest.raises(ModelImportError, match="needs more than the 1024 MiB that all models"):
         policy.compute_actions(obs + 3)
     np.testing.assert_array_equal(policy.compute_actions(obs).actions, obs)
-    free = imported(model, tmp_path, limited=False)
+    free = imported(model, tmp_path, model_work_limit=math.inf)
     np.testing.assert_array_equal(free.compute_actions(obs).actions, obs)
 
 
@@ -308,7 +309,7 @@ def test_a_model_that_ends_the_process_that_tries_it_is_refused(tmp_path, monkey
     ):
         imported(model, tmp_path)
     obs = np.array([[1.0, 2.0, 3.0]])
-    policy = imported(model, tmp_path, limited=False)
+    policy = imported(model, tmp_path, model_work_limit=math.inf)
     np.testing.assert_array_equal(policy.compute_actions(obs).actions, obs + 3)
 
 

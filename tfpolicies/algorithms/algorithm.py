@@ -47,6 +47,7 @@ from tfpolicies.errors import (
 )
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
+from tfpolicies.models.work import limit_work
 from tfpolicies.policy import by_methods
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
@@ -959,6 +960,7 @@ class Algorithm:
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
+        model_work_limit: float = 1.0,
     ) -> None:
         """Puts this algorithm into the state of a checkpoint.
 
@@ -966,6 +968,7 @@ class Algorithm:
             checkpoint_path: the folder, or what `save` returned.
             allow_other_spaces: see `from_checkpoint`.
             allow_non_finite: take weights with NaN or infinity, too.
+            model_work_limit: see `from_checkpoint`.
 
         Raises:
             SpaceError: if the policies were trained in other spaces; see `from_checkpoint`.
@@ -975,7 +978,8 @@ class Algorithm:
         folder = path_of(checkpoint_path)
         stored = StoredAlgorithm.read(folder)
         stored.require_finite(allow=allow_non_finite)
-        stored.restore(self, allow_other_spaces=allow_other_spaces)
+        with limit_work(model_work_limit):
+            stored.restore(self, allow_other_spaces=allow_other_spaces)
         self._last_good = None if allow_non_finite else str(folder)
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
@@ -991,6 +995,7 @@ class Algorithm:
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
         custom_objects: Mapping[str, Any] | None = None,
+        model_work_limit: float = 1.0,
     ) -> Algorithm:
         """Builds the algorithm of a checkpoint and restores it.
 
@@ -1012,11 +1017,14 @@ class Algorithm:
             custom_objects: layers of yours and the like that stored Keras models may be made of:
                 name -> class. Those registered by `keras.saving.register_keras_serializable` need
                 not be given.
+            model_work_limit: how many times the usual work a stored Keras model may take, in calls,
+                operations and memory; `math.inf` for no limit. See `docs/decisions/003`.
 
         Raises:
             CheckpointError: if the checkpoint is missing, damaged, foreign, not finite or of
-                another class, or was saved with functions that a file cannot hold and that are not
-                given.
+                another class, if a stored model takes too much work, or if it was saved with
+                functions that a file cannot hold and that are not given.
+            ConfigError: if `model_work_limit` is no positive number.
             SpaceError: if the environment has other spaces than the policies were trained with.
                 Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.
@@ -1029,6 +1037,7 @@ class Algorithm:
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,
             custom_objects=custom_objects,
+            model_work_limit=model_work_limit,
         )
         algorithm._last_good = None if allow_non_finite else str(folder)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, NotOfferedError, UnpicklableError
 from tfpolicies.models.extent import built_from
+from tfpolicies.models.work import limit_work
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
     StoredPolicy,
@@ -239,7 +241,7 @@ def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any, se
     source = f"A pickled {kind.__name__}"
     checkpoint = checkpoint_of(whole, policies, segments)
     stored = StoredAlgorithm(checkpoint, source, Roster(**roster), arrived(given))
-    return stored.algorithm(kind, allow_non_finite=True)
+    return stored.algorithm(kind, allow_non_finite=True, model_work_limit=math.inf)
 
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -431,6 +433,7 @@ class StoredAlgorithm:
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
         custom_objects: Mapping[str, Any] | None = None,
+        model_work_limit: float = 1.0,
     ) -> Any:
         """Returns the algorithm, restored; see `Algorithm.from_checkpoint`.
 
@@ -439,6 +442,7 @@ class StoredAlgorithm:
             allow_other_spaces: as in `from_checkpoint`.
             allow_non_finite: likewise.
             custom_objects: likewise.
+            model_work_limit: likewise.
         """
         with self._reading():
             kind, lacking = self._class(kind), self.unheld()
@@ -450,10 +454,12 @@ class StoredAlgorithm:
         shapes: Counter[tuple[int, ...]] = Counter()  # that weights must have
         for stored in self.policies().values():
             shapes |= Counter(stored.weight_shapes)
-        with custom_object_scope(custom_objects or {}), built_from(self.source, shapes.elements()):
+        scope, source = custom_object_scope(custom_objects or {}), self.source
+        with scope, limit_work(model_work_limit), built_from(source, shapes.elements()):
             algorithm = self._built(kind)
         try:
-            self.restore(algorithm, allow_other_spaces=allow_other_spaces)
+            with limit_work(model_work_limit):
+                self.restore(algorithm, allow_other_spaces=allow_other_spaces)
         except BaseException:
             algorithm.stop()
             raise

@@ -175,6 +175,14 @@ def _train(parser: _Parser) -> None:
         help="go on with a run, or with the newest one of a folder of runs (default: that of "
         "--run-dir); goals may be changed",
     )
+    groups[RUN].add_argument(
+        "--model-work-limit",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="TIMES",
+        help="with --resume: how many times the usual work a stored Keras model may take (default "
+        "1)",
+    )
 
 
 def _evaluate(parser: _Parser) -> None:
@@ -365,4 +373,11 @@ def _add_source(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--algo", metavar="MODULE:CLASS", help="the algorithm it was trained by, if it is yours"
+    )
+    parser.add_argument(
+        "--model-work-limit",
+        type=float,
+        default=1.0,
+        metavar="TIMES",
+        help="of a stored Keras model: how many times the usual work it may take (default 1)",
     )

@@ -116,7 +116,12 @@ def scene_of(args: argparse.Namespace, checkpoint: Path, console: Console) -> It
     how = {"explore": args.explore, "allow_other_spaces": args.allow_other_spaces}
     if len([*checkpoint.glob("policies/*")]) <= 1:
         policy = load_policy(
-            checkpoint, console, explore=args.explore, model=args.model, algo=args.algo
+            checkpoint,
+            console,
+            explore=args.explore,
+            model=args.model,
+            algo=args.algo,
+            model_work_limit=args.model_work_limit,
         )
         scene = Scene(policy, environment_for(policy.config, args.env), **how)
         if not has_several_agents(scene):
@@ -147,4 +152,5 @@ def _restored(args: argparse.Namespace, checkpoint: Path) -> Any:
         policy_mapping_fn=None if mapping is None else imported("policy_mapping", mapping),
         config={**few, **given},
         allow_other_spaces=args.allow_other_spaces,
+        model_work_limit=args.model_work_limit,
     )

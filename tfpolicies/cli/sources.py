@@ -69,6 +69,7 @@ def load_policy(
     model: str | None = None,
     algo: str | None = None,
     policy_id: str | None = None,
+    model_work_limit: float = 1.0,
 ) -> Any:
     """Returns the policy of a checkpoint of a policy or of an algorithm.
 
@@ -79,6 +80,7 @@ def load_policy(
         model: `module:factory` of a model that the checkpoint does not hold.
         algo: the algorithm whose policy it is, as `--algo` names it; None if the run says it.
         policy_id: of an algorithm with several policies, the one that is meant.
+        model_work_limit: how many times the usual work a stored Keras model may take.
 
     Raises:
         CheckpointError: if it is missing, damaged or foreign, or holds several policies and none
@@ -88,6 +90,7 @@ def load_policy(
     """
     load(console)
     given = {} if model is None else {"model": {"custom_model": imported("model", model)}}
+    from tfpolicies.models.work import limit_work
     from tfpolicies.policy.checkpoints import load_policies
     from tfpolicies.policy.policy import Policy
 
@@ -98,7 +101,8 @@ def load_policy(
     named = algo or (trained if trained in algorithm_names() else None)
     known = [] if named is None else [*algorithm_of(named).policy_classes.values()]
     try:
-        found = load_policies(folder, ids, base, settings, known=known)
+        with limit_work(model_work_limit):
+            found = load_policies(folder, ids, base, settings, known=known)
     except CheckpointError as error:
         if "algo" in error.settings and is_own(trained):
             error.settings = {"algo": trained}  # the user's own word says it once more

@@ -82,6 +82,7 @@ def train(args: argparse.Namespace) -> int:
     """
     given = {name: value for name, value in vars(args).items() if name not in ("command", "debug")}
     require_one_value_each(given)
+    model_work_limit = given.pop("model_work_limit", 1.0)  # the caller's word, kept in no folder
     console = CommandConsole()
     with contextlib.ExitStack() as closing:
         run, parent = None, given.get("run_dir", RUNS)
@@ -99,7 +100,7 @@ def train(args: argparse.Namespace) -> int:
         if run is not None:
             _require_own_words(run, settings)
         with console.status("building"):
-            algorithm = restore_or_build(run, settings)
+            algorithm = restore_or_build(run, settings, model_work_limit)
         closing.callback(_stop, algorithm)
         algorithm.tells_of_unheld = False
         _require_one_policy_to_ship(algorithm, settings)
@@ -167,8 +168,15 @@ def _settings_in(path: str | None) -> dict[str, Any]:
     return found
 
 
-def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorithm:
+def restore_or_build(
+    run: RunFolder | None, settings: TrainSettings, model_work_limit: float = 1.0
+) -> Algorithm:
     """Returns the algorithm from the run's newest checkpoint, or a new one if there is none yet.
+
+    Args:
+        run: the folder; None for a new run.
+        settings: of the training.
+        model_work_limit: how many times the usual work a stored Keras model may take.
 
     Raises:
         ConfigError: for settings that contradict each other.
@@ -183,6 +191,7 @@ def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorith
             config={"env": settings.env, **given},
             allow_other_spaces=settings.allow_other_spaces,
             allow_non_finite=settings.config().on_nan == "warn",
+            model_work_limit=model_work_limit,
         )
     algorithm: Algorithm = settings.config().build()
     return algorithm

@@ -880,7 +880,10 @@ class LimitedSession:
         self._options.terminate = True
 
 
-_UNLIMITED = ", or set limited=False if you trust where it is from."
+_UNLIMITED = (
+    ", or set limited=False (of import_policy: model_work_limit=math.inf) if you trust where it is "
+    "from."
+)
 
 
 class _Clock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ def import_policy(
     normalized: bool = False,
     explore: bool = False,
     seed: int | None = None,
-    limited: bool = True,
+    model_work_limit: float = 1.0,
 ) -> ImportedPolicy:
     """Returns a policy that acts by a model of others, and never learns.
 
@@ -54,8 +55,9 @@ def import_policy(
     Nothing in a file may do more than compute. Of a SavedModel, each operation must be one of those
     that read their inputs and the model's own variables: reading and writing files, Python, tables
     of files and operations of other libraries are refused. An ONNX file has ONNX's own operators
-    and its weights in itself. A `.keras` file names layers of Keras that hold no code. An ONNX file
-    is first run in a process of its own, and each call is limited to 30 seconds and 1 GiB.
+    and its weights in itself. A `.keras` file names layers of Keras that hold no code, and takes no
+    more work than a checkpoint's model may. An ONNX file is first run in a process of its own, and
+    each call is limited to 30 seconds and 1 GiB.
 
     Args:
         path: a folder or file, or a `keras.Model`.
@@ -69,8 +71,8 @@ def import_policy(
         normalized: whether actions of a Box are from -1 to 1, and not in its bounds.
         explore: whether actions are drawn from logits, unless a call says otherwise.
         seed: of these draws.
-        limited: whether the time and memory that an ONNX file takes are limited. Set it to False
-            for a large model that you trust.
+        model_work_limit: how many times the usual work the model of a `.keras` file may take; see
+            `docs/decisions/003`. `math.inf` for no limit, which also lifts those of an ONNX file.
 
     Raises:
         MissingModelFileError: if there is no such file; also a FileNotFoundError.
@@ -81,7 +83,7 @@ def import_policy(
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()
-    model, spec = _opened(path, signature, limited)
+    model, spec = _opened(path, signature, model_work_limit)
     wiring: Wiring | None = None
     if spec is not None:
         if names or normalized:
@@ -105,7 +107,7 @@ def import_policy(
 
 
 def _opened(
-    path: Any, signature: str | None, limited: bool
+    path: Any, signature: str | None, model_work_limit: float
 ) -> tuple[ForeignModel, Mapping[str, Any] | None]:
     """Returns a model, and the `policy_spec.json` of one that this package exported."""
     import keras
@@ -124,7 +126,7 @@ def _opened(
     if place.suffix == ".keras":
         from tfpolicies.foreign.keras_model import read_keras_file
 
-        return read_keras_file(place), None
+        return read_keras_file(place, model_work_limit), None
     from tfpolicies.foreign.saved_model import SavedModelFunction, saved_model_in
 
     if place.is_dir() and (folder := saved_model_in(place)):
@@ -141,7 +143,7 @@ def _opened(
         )
     spec = _spec_in(file.parent)
     is_of_file = spec is not None and file.name in spec.get("files", {}).values()
-    return OnnxFile(file, limited), spec if is_of_file else None
+    return OnnxFile(file, math.isfinite(model_work_limit)), spec if is_of_file else None
 
 
 def _spec_in(folder: Path) -> Mapping[str, Any] | None:

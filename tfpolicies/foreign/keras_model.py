@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Mapping
@@ -16,8 +17,10 @@ import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, MissingModelFileError, ModelImportError
 from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json
 from tfpolicies.models.weight_mapping import match_weights
+from tfpolicies.models.work import ROWS, limit_work, require_work
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.regular_files import read_regular
 
@@ -30,13 +33,21 @@ class KerasModel(ForeignModel):
     Args:
         model: built; its weights are those that it has whenever it acts.
         source: where it is from, for messages.
+        model_work_limit: see `limit_work`; it matters for inputs whose sizes a file leaves open.
 
     Raises:
         ModelImportError: if it has no inputs yet.
     """
 
-    def __init__(self, model: keras.Model, source: str = "The Keras model") -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        source: str = "The Keras model",
+        model_work_limit: float = math.inf,
+    ) -> None:
         self.source = source
+        self._model_work_limit = model_work_limit
+        self._measured: set[tuple[tuple[int, ...], ...]] = set()  # shapes of rows of the inputs
         try:
             flat = keras.Model(model.inputs, model.outputs)
         except (AttributeError, ValueError, TypeError) as error:
@@ -52,36 +63,61 @@ class KerasModel(ForeignModel):
         self.outputs = [_socket(name, x) for name, x in zip(names, flat.outputs, strict=True)]
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns all outputs by name; see `ForeignModel.run`."""
+        """Returns all outputs by name; see `ForeignModel.run`.
+
+        Raises:
+            ModelImportError: if a file's model takes too much work for inputs of these sizes.
+        """
+        self._require_work([np.shape(feed[x.name])[1:] for x in self.inputs])
         given: Any = self._function([tf.constant(feed[x.name]) for x in self.inputs])
         found = given if isinstance(given, list | tuple) else [given]
         return {x.name: np.asarray(y) for x, y in zip(self.outputs, found, strict=True)}
+
+    def _require_work(self, shapes: list[tuple[int, ...]]) -> None:
+        if tuple(shapes) in self._measured:
+            return
+        pairs = zip(shapes, self._model.inputs, strict=True)
+        tensors = [keras.KerasTensor((ROWS, *shape), x.dtype) for shape, x in pairs]
+        try:
+            with limit_work(self._model_work_limit):
+                require_work([(self._model, tensors)], self.source)
+        except CheckpointError as error:
+            raise ModelImportError(str(error)) from error
+        self._measured.add(tuple(shapes))
 
 
 _DAMAGED = (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile)
 
 
-def read_keras_file(path: Path) -> KerasModel:
+def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
     """Returns the model in a `.keras` file, made of what files may name of Keras.
+
+    Args:
+        path: the file.
+        model_work_limit: see `limit_work`.
 
     Raises:
         MissingModelFileError: if there is none.
-        ModelImportError: if it is damaged or names anything else.
+        ModelImportError: if it is damaged, names anything else, describes other weights than it
+            holds, or takes too much work.
     """
     source = f"The Keras file {os.fspath(path)!r}"
     try:
         with zipfile.ZipFile(io.BytesIO(read_regular(path))) as archive:
             text = archive.open("config.json").read(_LARGEST)
-        model = model_from_json(json.loads(text))
+        weights = read_keras_weights(path)
+        count = sum(x.array.size for layer in weights.layers for x in layer.weights)
+        with built_from(source, count), limit_work(model_work_limit):
+            model = model_from_json(json.loads(text), f"The model of {source}")
     except FileNotFoundError as error:
         raise MissingModelFileError(f"{source} is not there.") from error
     except (*_DAMAGED, CheckpointError) as error:
         raise ModelImportError(f"{source} was refused: {error}") from error
     keys = [str(i) for i in range(len(model.variables))]
-    found = match_weights(read_keras_weights(path), model, keys, os.fspath(path))
+    found = match_weights(weights, model, keys, os.fspath(path))
     for key, array in found.arrays.items():
         model.variables[int(key)].assign(array)
-    return KerasModel(model, source)
+    return KerasModel(model, source, model_work_limit)
 
 
 def _socket(name: str, tensor: Any) -> Socket:

@@ -8,12 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfpolicies.errors import ModelError
-from tfpolicies.models.extent import require_room_for_rows
+from tfpolicies.errors import CheckpointError, ModelError
+from tfpolicies.models.extent import is_built_from_file, require_room_for_rows
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
+from tfpolicies.models.work import ROWS, require_work
 
-ZERO_ROWS = 2  # sequences, and steps of each, that a model is tried with
+ZERO_ROWS = ROWS  # sequences, and steps of each, that a model is tried with
 
 
 def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
@@ -91,12 +92,15 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
 
     Raises:
         ModelError: if the model does not take such observations.
+        CheckpointError: if a file describes it, and it takes too much work (see `limit_work`).
     """
     inputs = zeros(ports)
     _require_float_inputs(model, ports, inputs)
     try:
+        if is_built_from_file():
+            require_work(_get_measurable_parts(model, inputs), f"The model {model.name!r}")
         return call_model(model, inputs)
-    except ModelError:
+    except (ModelError, CheckpointError):
         raise
     except Exception as error:
         leading = {1: "B", 2: "B, T"}[1 + ports.is_recurrent]
@@ -117,6 +121,25 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
             f"The model {model.name!r} could not be called with {what}: {' and '.join(shapes)} "
             f"(float32; discrete parts are one-hot): {error}{hint}"
         ) from error
+
+
+def _get_measurable_parts(
+    model: keras.Model, inputs: Mapping[str, Any]
+) -> list[tuple[keras.Model, Any]]:
+    """Returns the models that `require_work` measures, each with what it takes of the inputs.
+
+    Those in a model of another class get the inputs of their names; None if these are not there.
+    """
+    if isinstance(model, keras.Function | keras.Sequential):
+        return [(model, structured(model, inputs))]
+    parts: list[tuple[keras.Model, Any]] = []
+    for part in model.layers:
+        if isinstance(part, keras.Function | keras.Sequential):
+            try:
+                parts.append((part, structured(part, inputs)))
+            except ModelError:
+                parts.append((part, None))
+    return parts
 
 
 def _require_float_inputs(model: keras.Model, ports: InputPorts, inputs: Mapping[str, Any]) -> None:

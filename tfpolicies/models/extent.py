@@ -7,13 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, ModelError
+from tfpolicies.models.work import get_work_limit
 from tfpolicies.system.memory import available_memory, readable_size
 
 Shape = tuple[int, ...]
@@ -130,7 +131,7 @@ def extent_of(make: Callable[[], Any]) -> Extent:
             return Extent([_known(x.shape) for x in numbers], list(_outputs(model)))
 
     with ThreadPoolExecutor(1) as scratch:
-        return scratch.submit(made).result()
+        return scratch.submit(copy_context().run, made).result()
 
 
 class _Unfilled(keras.StatelessScope):
@@ -165,8 +166,9 @@ def _compare(extent: Extent, stored: Stored) -> None:
             "class, spaces and model it was saved with."
         )
     output = max(extent.outputs, key=math.prod, default=())
-    if math.prod(output) > _LARGEST_OUTPUT:
+    if math.prod(output) > _LARGEST_OUTPUT * get_work_limit():
         raise CheckpointError(
             f"{stored.source} describes a model with a layer that gives {output} numbers for "
-            f"each row; a file may ask for {_LARGEST_OUTPUT} at most."
+            f"each row; a file may ask for {_LARGEST_OUTPUT} at most. If you trust it, give "
+            "model_work_limit=... to the call that loads it, how many times more it may be."
         )

@@ -9,13 +9,15 @@ from typing import Any
 
 import keras
 
-from tfpolicies.errors import CheckpointError
+from tfpolicies.errors import CheckpointError, ModelError
 from tfpolicies.models.extent import require_room
 from tfpolicies.models.keras_names import DTYPES, Kind, kinds
+from tfpolicies.models.work import Work, require_limits, require_work
 
 _LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
 _KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # beside class and config
-_MOST_LAYERS, _MOST_IN_A_ROW = 1000, 64  # Keras takes n * n steps for n in a Sequential
+_MOST_IN_A_ROW = 64  # Keras takes n * n steps for n in a Sequential
+_UNFOLDED = 4  # calls while a model is made, inner models first, for each call when it acts
 _LARGEST = 1 << 16  # of what costs time or memory, and shows neither in weights nor in outputs
 _BOUNDED = ("dilation_rate", "strides", "pool_size", "noise_shape")
 
@@ -33,17 +35,25 @@ def model_to_json(model: keras.Model) -> dict[str, Any] | None:
         return None
 
 
-def model_from_json(config: Mapping[str, Any]) -> keras.Model:
+def model_from_json(
+    config: Mapping[str, Any], what: str = "The model of the checkpoint"
+) -> keras.Model:
     """Rebuilds a model, with new weights, from what `model_to_json` returned.
 
     What the config names is checked before anything is called: Keras's own classes must be on the
     list of `keras_names`, exactly as Keras writes them. Others must be given by a
     `keras.saving.custom_object_scope`, or registered in this process by
     `keras.saving.register_keras_serializable`, and derived from what belongs to their place. How a
-    model was compiled is left out.
+    model was compiled is left out. So is measured how much it would compute (`models/work.py`):
+    calls from the config alone, before Keras unfolds it, and all else before there are weights.
+
+    Args:
+        config: JSON values.
+        what: the model's name in messages.
 
     Raises:
-        CheckpointError: if the config names anything else, is damaged, or is no model.
+        CheckpointError: if the config names anything else, is damaged, is no model, or takes more
+            work than a file may ask for (see `limit_work`).
         ModelError: if there is no room for it (see `require_room`).
     """
     reader = _Reader()
@@ -51,15 +61,22 @@ def model_from_json(config: Mapping[str, Any]) -> keras.Model:
         checked = reader.read(config, kinds()["layer"])
     except RecursionError:
         raise CheckpointError("The model of the checkpoint is nested too deeply.") from None
+    require_limits(Work(calls=max(reader.calls, reader.unfolded // _UNFOLDED)), what)
 
     def rebuilt() -> Any:
         given = json.loads(json.dumps(checked))  # Keras empties parts of a config it reads
         return keras.saving.deserialize_keras_object(given, reader.used, safe_mode=True)
 
-    try:
-        require_room(rebuilt, "The model of the checkpoint")
+    def measured() -> Any:
         model = rebuilt()
-    except CheckpointError:
+        if isinstance(model, keras.Model):
+            require_work([(model, None)], what)
+        return model
+
+    try:
+        require_room(measured, what)
+        model = rebuilt()
+    except (CheckpointError, ModelError):
         raise
     except Exception as error:
         raise CheckpointError(
@@ -77,10 +94,12 @@ class _Reader:
 
     Attributes:
         used: the classes and functions of others that the config names, by name.
+        calls: of layers, those of an inner model as often as it is called.
+        unfolded: calls in all while it is made: of each inner model when it is made, too.
     """
 
     def __init__(self) -> None:
-        self._layers = 0
+        self.calls = self.unfolded = 0
         self.used: dict[str, Any] = {}
 
     def read(self, record: Any, kind: Kind | None) -> Any:
@@ -121,29 +140,31 @@ class _Reader:
         if kind is None or not isinstance(name, str) or not isinstance(registered, str):
             raise _refused(f"{module}.{name}, where no object belongs")
         is_own = registered == name and isinstance(module, str) and (module, name) in kind.own
-        if not is_own:
-            self._foreign(name, registered, module, kind)
+        made = kind.own[module, name] if is_own else self._foreign(name, registered, module, kind)
         config = record.get("config")
         if not isinstance(config, Mapping):
             raise CheckpointError(f"The model of the checkpoint holds {config!r:.80} for a config.")
-        inside = None if is_own else kinds()[""]
-        listed = config.get("layers")
-        if isinstance(listed, list):
-            self._layers += len(listed)
-            most = _MOST_IN_A_ROW if name == "Sequential" else _MOST_LAYERS
-            if len(listed) > most or self._layers > _MOST_LAYERS:
-                raise _refused(f"{self._layers} layers, which is more than {most}")
+        listed, nodes = config.get("layers"), record.get("inbound_nodes")
+        if name == "Sequential" and isinstance(listed, list) and len(listed) > _MOST_IN_A_ROW:
+            raise _refused(f"{len(listed)} layers in a row, which is more than {_MOST_IN_A_ROW}")
+        outside, self.calls = self.calls, 0
+        entries = self._entries(config, None if is_own else kinds()[""])
+        self.unfolded += self.calls
+        if issubclass(made, keras.Operation):
+            times = len(nodes) if isinstance(nodes, list) else 0
+            self.calls = (1 + self.calls) * max(1, times)
+        self.calls += outside
         kept = {key: self.read(record[key], None) for key in _KEPT if key in record}
         return {
             "module": module,
             "class_name": name,
-            "config": self._entries(config, inside),
+            "config": entries,
             "registered_name": None if is_own else registered,
             **kept,
         }
 
-    def _foreign(self, name: str, registered: str, module: Any, kind: Kind) -> None:
-        """Takes down the class of somebody else that stands in a place."""
+    def _foreign(self, name: str, registered: str, module: Any, kind: Kind) -> type:
+        """Returns the class of somebody else that stands in a place, and adds it to `used`."""
         found = _known(registered) or _known(name)
         if not isinstance(found, type):
             raise _refused(
@@ -154,6 +175,7 @@ class _Reader:
         if not issubclass(found, kind.base):
             raise _refused(f"{name}, which is no {kind.what} but a {found!r}")
         self.used[registered] = found
+        return found
 
     def _function(self, record: Mapping[str, Any]) -> Any:
         """Returns the name of an activation that is stored as a function."""

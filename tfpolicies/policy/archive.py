@@ -48,12 +48,17 @@ class Archive:
     """
 
     def __init__(
-        self, path: str | Path | None, worker_index: int, classes: Sequence[type[Policy]]
+        self,
+        path: str | Path | None,
+        worker_index: int,
+        classes: Sequence[type[Policy]],
+        model_work_limit: float,
     ) -> None:
         self.worker_index = worker_index
         self.is_kept = path is not None
         self.waiting: dict[str, Entry] = {}
         self._classes = tuple(classes)
+        self._model_work_limit = model_work_limit
         self._deleted: set[str] = set()  # here; others may still have those that were frozen
         if path is None:
             self._held: FolderLock | None = None
@@ -97,7 +102,9 @@ class Archive:
         record = stash.read_record(name)
         source = f"the stash's record of {policy_id!r}"
         try:
-            policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
+            policy = policy_of_record(
+                record["policy"], source, self._classes, stash.size(name), self._model_work_limit
+            )
         except TfPoliciesError as error:
             raise StashError(
                 f"The policy {policy_id!r} cannot be made as the stash has it: {error} (Classes of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +30,7 @@ from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
 from tfpolicies.models.catalog import RememberingModel
 from tfpolicies.models.extent import built_from
+from tfpolicies.models.work import limit_work
 from tfpolicies.policy.by_methods import FILTERS
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
@@ -166,7 +168,11 @@ def policy_record(policy: Any) -> dict[str, Any]:
 
 
 def policy_of_record(
-    record: Mapping[str, Any], source: str, classes: Sequence[type], num_weights: int
+    record: Mapping[str, Any],
+    source: str,
+    classes: Sequence[type],
+    num_weights: int,
+    model_work_limit: float = 1.0,
 ) -> Any:
     """Returns a policy as `policy_record` described it, with variables still to come.
 
@@ -175,12 +181,13 @@ def policy_of_record(
         source: where it is from, for messages.
         classes: classes of policies outside this package that it may name.
         num_weights: how many weights there are to come, at most.
+        model_work_limit: see `limit_work`.
 
     Raises:
         CheckpointError: if it is damaged, or names an unknown class.
     """
     stored = StoredPolicy(Checkpoint(dict(record), {}, {}), source, classes)
-    with built_from(source, num_weights):
+    with built_from(source, num_weights), limit_work(model_work_limit):
         policy = stored.built()
     policy.set_state({**policy.get_state(), **stored.state})
     return policy
@@ -394,7 +401,8 @@ def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
 def _unpickled(policy_class: type, frozen: Any, given: Mapping[str, Any]) -> Any:
     source = f"A pickled {policy_class.__name__}"
     stored = StoredPolicy(checkpoint_of(frozen), source, [policy_class], arrived(given))
-    return stored.policy()
+    with limit_work(math.inf):  # whoever unpickles trusts the source
+        return stored.policy()
 
 
 def path_of(checkpoint: Any) -> Path:

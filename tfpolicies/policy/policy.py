@@ -666,6 +666,7 @@ class Policy(metaclass=ported.AskedByPorted):
         config: Mapping[str, Any] | None = None,
         custom_objects: Mapping[str, Any] | None = None,
         allow_non_finite: bool = False,
+        model_work_limit: float = 1.0,
     ) -> Any:
         """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
 
@@ -682,16 +683,20 @@ class Policy(metaclass=ported.AskedByPorted):
             custom_objects: layers of yours and the like that a stored Keras model may be made of:
                 name -> class. Those registered by `keras.saving.register_keras_serializable` need
                 not be given.
+            model_work_limit: how many times the usual work a stored Keras model may take, in calls,
+                operations and memory; `math.inf` for no limit. See `docs/decisions/003`.
 
         Raises:
-            CheckpointError: if it is missing, damaged or foreign, of another class or not finite;
-                the message names the file.
+            CheckpointError: if it is missing, damaged or foreign, of another class or not finite,
+                or if a stored model takes too much work; the message names the file.
+            ConfigError: if `model_work_limit` is no positive number.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module
 
         path = checkpoints.path_of(checkpoint)
-        with checkpoints.custom_object_scope(custom_objects or {}):
+        scope = checkpoints.custom_object_scope(custom_objects or {})
+        with scope, checkpoints.limit_work(model_work_limit):
             return checkpoints.load_policies(
                 path, policy_ids, cls, config, allow_non_finite=allow_non_finite
             )

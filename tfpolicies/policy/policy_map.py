@@ -69,6 +69,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         policy_states_are_swappable: accepted; states always are.
         capacity_bytes: bytes of the variables in memory, frozen ones not counted; None for any.
         policy_classes: classes of yours that a stash at `path` may name.
+        model_work_limit: how many times the usual work a Keras model of a stash at `path` may take;
+            `math.inf` for no limit. See `docs/decisions/003`.
 
     Raises:
         ConfigError: for an argument out of its range.
@@ -100,6 +102,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         policy_states_are_swappable: bool = False,
         capacity_bytes: int | None = None,
         policy_classes: Sequence[type[Policy]] = (),
+        model_work_limit: float = 1.0,
     ) -> None:
         _check_counts(0, worker_index=worker_index, num_workers=num_workers, seed=seed)
         _check_counts(1, capacity=capacity, capacity_bytes=capacity_bytes)
@@ -125,7 +128,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.specs: dict[str, PolicySpec] = {}
         self._lock = threading.RLock()
         self._policies: dict[str, Policy] = {}
-        self._archive = Archive(path, self.worker_index, policy_classes)
+        self._archive = Archive(path, self.worker_index, policy_classes, model_work_limit)
         self._pager = Pager(capacity, capacity_bytes, self._archive.stash)
         if self._archive.is_kept:
             self._archive.find(self._archive.stash, self._policies)

@@ -1,0 +1,519 @@
+"""How much a Keras model of a file would compute, before anything of it is computed.
+
+The work is that of one call with two rows, which is how a policy tries a model, and of the
+regularizers of one update. It is found from shapes alone: each layer is asked for the shape that it
+gives, and its cost follows from shapes and settings. An inner model is measured once for each shape
+of its inputs, however often it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+
+from tfpolicies.errors import CheckpointError, ConfigError
+
+Shape = tuple[int, ...]
+
+ROWS = 2  # sequences or observations that a policy tries a model with
+_ELEMENT = 8  # multiplications that take as long as what is done with one number of a layer
+_SLOW = 32  # the same, of one product in pooling and depthwise convolutions
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a model does in one call with two rows.
+
+    Attributes:
+        calls: of layers, those of inner models included; of a layer that goes over steps of time,
+            as many as there are steps.
+        operations: multiplications with additions, other steps of computing weighed against them.
+        numbers: that layers give, or hold meanwhile, such as attention scores.
+    """
+
+    calls: int = 0
+    operations: int = 0
+    numbers: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """Returns the work of both."""
+        return Work(*map(sum, zip(self._amounts(), other._amounts(), strict=True)))
+
+    def __mul__(self, times: int) -> Work:
+        """Returns the work of doing it so many times."""
+        return Work(*(times * amount for amount in self._amounts()))
+
+    def _amounts(self) -> tuple[int, ...]:
+        return dataclasses.astuple(self)
+
+
+LIMITS = Work(calls=256, operations=1 << 34, numbers=96 << 20)
+"""What a file may ask for. `docs/decisions/003` says why honest models ask for less."""
+
+_WORDS = {
+    "calls": "calls of layers, or steps of them",
+    "operations": "operations",
+    "numbers": "numbers that layers give or hold",
+}
+
+_factor: ContextVar[float] = ContextVar("model_work_limit", default=1.0)
+
+
+@contextlib.contextmanager
+def limit_work(model_work_limit: float) -> Iterator[None]:
+    """While it is entered, models of files may take so many times the work of `LIMITS`.
+
+    Args:
+        model_work_limit: the factor; `math.inf` for no limit.
+
+    Raises:
+        ConfigError: if it is no positive number.
+    """
+    is_number = isinstance(model_work_limit, int | float) and model_work_limit > 0
+    if not is_number or isinstance(model_work_limit, bool):
+        raise ConfigError(
+            "model_work_limit must be a number above 0, how many times the usual work a stored "
+            f"model may take (math.inf for no limit), got {model_work_limit!r:.200}."
+        )
+    token = _factor.set(model_work_limit)
+    try:
+        yield
+    finally:
+        _factor.reset(token)
+
+
+def get_work_limit() -> float:
+    """Returns how many times the work of `LIMITS` models of files may take at present."""
+    return _factor.get()
+
+
+def require_limits(work: Work, what: str) -> None:
+    """Checks work against the limits.
+
+    Args:
+        work: of the whole model.
+        what: the model's name in messages.
+
+    Raises:
+        CheckpointError: if it is more; it names `model_work_limit`, and what to give for it.
+    """
+    factor = _factor.get()
+    shares = {name: getattr(work, name) / getattr(LIMITS, name) for name in _WORDS}
+    name = max(shares, key=lambda name: shares[name])
+    if shares[name] <= factor:
+        return
+    raise CheckpointError(
+        f"{what} takes {getattr(work, name):,} {_WORDS[name]}, but a file may ask for "
+        f"{int(factor * getattr(LIMITS, name)):,} at most. If you trust it, give "
+        f"model_work_limit={math.ceil(shares[name])} to the call that loads it "
+        "(--model-work-limit on the command line), and so much work is done."
+    )
+
+
+def require_work(parts: Iterable[tuple[Any, Any]], what: str) -> None:
+    """Checks what models would compute, without computing it.
+
+    Args:
+        parts: the models that are called, each with the structure of tensors or arrays that it
+            takes; or with None, if it takes inputs of the shapes it declares.
+        what: a name for them all in messages.
+
+    Raises:
+        CheckpointError: if it is more than `LIMITS` allow, times what `limit_work` says.
+    """
+    if math.isinf(_factor.get()):
+        return
+    meter, work = _Meter(), Work()
+    for model, inputs in parts:
+        if inputs is not None:
+            inputs = keras.tree.map_structure(_to_symbolic, inputs)
+            if not model.built:
+                model(inputs)
+        else:
+            inputs = _get_declared_inputs(model)
+        if inputs is not None:
+            work += meter.measure(model, inputs)[0]
+        work += _measure_weights(model)
+    require_limits(work, what)
+
+
+def _to_symbolic(tensor: Any) -> keras.KerasTensor:
+    return keras.KerasTensor(tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
+
+
+def _get_declared_inputs(model: Any) -> list[keras.KerasTensor] | None:
+    """Returns two rows of what a model declares as inputs; None if a size is left open."""
+    try:
+        tensors = list(model.inputs)
+    except (AttributeError, ValueError, TypeError):
+        return None
+    shapes = [(ROWS, *tensor.shape[1:]) for tensor in tensors]
+    if any(size is None for shape in shapes for size in shape):
+        return None
+    pairs = zip(shapes, tensors, strict=True)
+    return [keras.KerasTensor(shape, tensor.dtype) for shape, tensor in pairs]
+
+
+def _count(shape: Iterable[Any]) -> int:
+    """Returns how many numbers there are in a shape."""
+    return math.prod(1 if size is None else int(size) for size in shape)
+
+
+# Calls --------------------------------------------------------------------------------------------
+
+
+class _Meter:
+    """Measures calls of layers and models on symbolic tensors."""
+
+    def __init__(self) -> None:
+        self._measured: dict[tuple[Any, ...], tuple[Work, Any]] = {}  # keeps the models alive
+
+    def measure(self, operation: Any, *args: Any, **kwargs: Any) -> tuple[Work, Any]:
+        """Returns the work of one call, and the symbolic tensors that it gives."""
+        tensors = _get_tensors((args, kwargs))
+        key = (id(operation), *((tuple(x.shape), str(x.dtype)) for x in tensors))
+        is_model = isinstance(operation, keras.Function | keras.Sequential)
+        if is_model and key in self._measured:
+            _, work, outputs = self._measured[key]
+            return work, outputs
+        if isinstance(operation, keras.Sequential):
+            work, outputs = self._measure_in_a_row(operation, args[0])
+        elif isinstance(operation, keras.Function):
+            work, outputs = self._measure_graph(operation, args[0])
+        elif isinstance(operation, keras.layers.TimeDistributed):
+            work, outputs = self._measure_steps(operation, args[0])
+        else:
+            outputs = operation.compute_output_spec(*args, **kwargs)
+            work = self._measure_layer(operation, tensors, outputs)
+        work += Work(calls=1)
+        if is_model:
+            self._measured[key] = (operation, work, outputs)
+        return work, outputs
+
+    def _measure_in_a_row(self, model: keras.Sequential, x: Any) -> tuple[Work, Any]:
+        work, x = Work(), _unpack(x)
+        for layer in model.layers:
+            done, x = self.measure(layer, x)
+            work += done
+        return work, x
+
+    def _measure_graph(self, model: Any, inputs: Any) -> tuple[Work, Any]:
+        work = Work()
+
+        def measured(operation: Any) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal work
+                done, outputs = self.measure(operation, *args, **kwargs)
+                work += done
+                return outputs
+
+            return call
+
+        tensors = _fit_to_inputs(model, inputs)
+        outputs = _unpack(model._run_through_graph(tensors, operation_fn=measured))
+        return work, outputs
+
+    def _measure_steps(self, wrapper: Any, x: Any) -> tuple[Work, Any]:
+        rows, steps, *shape = x.shape
+        done, output = self.measure(wrapper.layer, keras.KerasTensor((rows, *shape), x.dtype))
+        outputs = keras.KerasTensor((rows, steps, *output.shape[1:]), output.dtype)
+        return done * steps + Work(numbers=_count(x.shape) + _count(outputs.shape)), outputs
+
+    def _measure_layer(self, layer: Any, tensors: Sequence[Any], outputs: Any) -> Work:
+        inputs = [tuple(x.shape) for x in tensors]
+        given = [tuple(x.shape) for x in _get_tensors(outputs)]
+        numbers = sum(map(_count, given))
+        work = Work(0, _ELEMENT * (sum(map(_count, inputs)) + numbers), numbers)
+        for classes, measure in _RULES:
+            if isinstance(layer, classes):
+                return work + measure(layer, inputs, given) + _regularize_outputs(layer, given)
+        positions = max((_count(shape[:-1]) for shape in [*inputs[:1], *given]), default=1)
+        work += Work(operations=positions * _count_weights(layer))
+        return work + _regularize_outputs(layer, given) + self._measure_inner_models(layer)
+
+    def _measure_inner_models(self, layer: Any) -> Work:
+        """Measures the models in a layer of somebody else's, with the inputs that they declare."""
+        work = Work()
+        for part in getattr(layer, "layers", []):
+            if isinstance(part, keras.Model) and (inputs := _get_declared_inputs(part)) is not None:
+                work += self.measure(part, inputs)[0]
+        return work
+
+
+def _unpack(structure: Any) -> Any:
+    """Returns the only part of a list, or else the structure."""
+    is_single = isinstance(structure, list | tuple) and len(structure) == 1
+    return structure[0] if is_single else structure
+
+
+def _get_tensors(structure: Any) -> list[Any]:
+    return [x for x in keras.tree.flatten(structure) if isinstance(x, keras.KerasTensor)]
+
+
+def _fit_to_inputs(model: Any, inputs: Any) -> list[Any]:
+    """Returns tensors in the order, and of the rank, in which a functional model takes them."""
+    structure = model._inputs_struct
+    if isinstance(structure, Mapping) and isinstance(inputs, Mapping):
+        inputs = {name: inputs[name] for name in structure}
+    tensors = []
+    for x, declared in zip(keras.tree.flatten(inputs), model.inputs, strict=True):
+        shape, rank = tuple(x.shape), len(declared.shape)
+        if len(shape) == rank + 1 and shape[-1] == 1:
+            shape = shape[:-1]
+        elif len(shape) == rank - 1 and declared.shape[-1] == 1:
+            shape = (*shape, 1)
+        tensors.append(keras.KerasTensor(shape, declared.dtype))
+    return tensors
+
+
+# Layers -------------------------------------------------------------------------------------------
+
+
+def _count_weights(layer: Any) -> int:
+    return sum(_count(weight.shape) for weight in getattr(layer, "weights", []))
+
+
+def _measure_dense(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    del inputs
+    return Work(operations=_count(outputs[0][:-1]) * _count_weights(layer))
+
+
+def _get_channels(layer: Any, shape: Shape) -> tuple[int, Shape]:
+    """Returns the channels and the sizes in space of a batch of images or sequences."""
+    if layer.data_format == "channels_first":
+        return shape[1], shape[2:]
+    return shape[-1], shape[1:-1]
+
+
+def _count_padded(layer: Any, shape: Shape) -> int:
+    """Returns how many numbers an input has when it is padded for a dilated kernel; else 0."""
+    if max(layer.dilation_rate) == 1:
+        return 0
+    channels, sizes = _get_channels(layer, shape)
+    windows = zip(sizes, layer.kernel_size, layer.dilation_rate, strict=True)
+    return shape[0] * channels * _count(n + (kernel - 1) * d for n, kernel, d in windows)
+
+
+def _measure_convolution(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    positions = _count(outputs[0]) // layer.filters
+    return Work(
+        operations=positions * _count(layer.kernel.shape),
+        numbers=_count_padded(layer, inputs[0]),
+    )
+
+
+def _measure_transposed(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    del outputs
+    channels, _ = _get_channels(layer, inputs[0])
+    return Work(
+        operations=_count(inputs[0]) // max(1, channels) * _count(layer.kernel.shape),
+        numbers=_count_padded(layer, inputs[0]),
+    )
+
+
+def _measure_depthwise(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    between, numbers, pointwise = _count(outputs[0]), 0, 0
+    if hasattr(layer, "pointwise_kernel"):
+        positions = between // layer.filters
+        between = numbers = positions * int(layer.pointwise_kernel.shape[-2])
+        pointwise = positions * _count(layer.pointwise_kernel.shape)
+    return Work(
+        operations=_SLOW * between * _count(layer.kernel_size) + pointwise,
+        numbers=numbers + _count_padded(layer, inputs[0]),
+    )
+
+
+def _measure_pooling(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    del inputs
+    return Work(operations=_SLOW * _count(outputs[0]) * _count(layer.pool_size))
+
+
+def _measure_dot_attention(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    """Scores of each query and key; added up or concatenated, each has as many as a query."""
+    query, value = inputs[0], inputs[1]
+    key = inputs[2] if len(inputs) > 2 else value
+    scores = _count(query[:-1]) * int(key[-2])
+    is_wide = getattr(layer, "score_mode", "concat") == "concat"
+    if isinstance(layer, keras.layers.AdditiveAttention) or is_wide:
+        wide = scores * int(query[-1])
+        return Work(operations=2 * _ELEMENT * wide, numbers=2 * wide + 4 * scores)
+    width = int(query[-1]) + int(value[-1]) + 4 * _ELEMENT
+    return Work(operations=scores * width, numbers=4 * scores)
+
+
+def _measure_attention_heads(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    query, value = inputs[0], inputs[1]
+    config = layer.get_config()
+    heads = config.get("num_heads") or config.get("num_query_heads")
+    width = (config.get("key_dim") or config.get("head_dim")) * 2 + (config.get("value_dim") or 0)
+    axes = config.get("attention_axes") or range(1, len(query) - 1)
+    axes = [axes] if isinstance(axes, int) else axes
+    scores = heads * _count(query[:-1]) * _count(value[axis] for axis in axes)
+    positions = max(_count(shape[:-1]) for shape in [*inputs, *outputs])
+    projected = positions * heads * width
+    return Work(
+        operations=scores * (width + 4 * _ELEMENT) + positions * _count_weights(layer),
+        numbers=4 * scores + projected,
+    )
+
+
+def _measure_recurrent(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    del outputs
+    steps, cells = int(inputs[0][1]), getattr(layer.cell, "cells", [layer.cell])
+    state = sum(_count(shape) for shape in _get_state_shapes(layer, inputs[0]))
+    positions = inputs[0][0]
+    if isinstance(layer, _CONVOLUTIONAL_RNNS):
+        positions = state // 2 // max(1, layer.filters)
+    once = positions * sum(map(_count_weights, cells)) + 10 * _ELEMENT * state
+    numbers = _count(inputs[0]) + 10 * steps * state
+    return Work(calls=steps * len(cells), operations=steps * once, numbers=numbers)
+
+
+def _get_state_shapes(layer: Any, shape: Shape) -> list[Shape]:
+    """Returns the shapes of a recurrent layer's states, after two rows."""
+    if isinstance(layer, _CONVOLUTIONAL_RNNS):
+        state = layer.cell.compute_output_shape((shape[0], *shape[2:]))
+        return [tuple(state[0] if isinstance(state[0], tuple | list) else state)] * 2
+    sizes = keras.tree.flatten(layer.state_size)
+    return [(shape[0], int(size)) for size in sizes]
+
+
+def _measure_both_ways(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    forward, backward = layer.forward_layer, layer.backward_layer
+    return _measure_recurrent(forward, inputs, outputs) + _measure_recurrent(
+        backward, inputs, outputs
+    )
+
+
+def _measure_categories(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    del outputs
+    numbers = _count(inputs[0]) * int(layer.num_tokens)
+    return Work(operations=_ELEMENT * numbers, numbers=numbers)
+
+
+def _measure_noise(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    """Noise of a shape of its own is multiplied with the input, each along the other."""
+    del outputs
+    sizes = getattr(layer, "noise_shape", None) or ()
+    numbers = math.prod(
+        max(int(own or 1), int(size)) for own, size in zip(sizes, inputs[0], strict=False)
+    )
+    return Work(operations=2 * _ELEMENT * numbers, numbers=2 * numbers)
+
+
+def _measure_resizing(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    numbers = _count(map(max, zip(inputs[0], outputs[0], strict=False)))
+    return Work(operations=4 * _ELEMENT * numbers, numbers=numbers)
+
+
+def _measure_dot(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    axes = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
+    numbers = sum(map(_count, inputs))
+    return Work(operations=_count(outputs[0]) * int(inputs[0][axes]), numbers=numbers)
+
+
+def _measure_product(operation: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    last = inputs[0][-1:] if len(inputs) > 1 else inputs[0][-2:]  # of a constant, either may be
+    return Work(operations=_count(outputs[0]) * max(last, default=1))
+
+
+def _measure_einsum(operation: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+    shapes = inputs
+    if isinstance(operation, keras.layers.EinsumDense):
+        shapes = [inputs[0], tuple(operation.kernel.shape)]
+    words = getattr(operation, "subscripts", None) or operation.equation
+    products = _count_products(words, shapes)
+    search = 10_000 * len(shapes) ** 3  # for an order in which to multiply
+    return Work(operations=products + search, numbers=products if len(shapes) > 2 else 0)
+
+
+def _count_products(words: str, shapes: Sequence[Shape]) -> int:
+    """Returns over how many combinations of indices an einsum goes."""
+    sizes: dict[str, int] = {}
+    others = 1
+    for word, shape in zip(words.partition("->")[0].split(","), shapes, strict=False):
+        before, dots, after = word.strip().partition("...")
+        named = [*zip(before, shape, strict=False)]
+        named += [*zip(reversed(after), reversed(shape), strict=False)]
+        for letter, size in named:
+            sizes[letter] = max(sizes.get(letter, 1), int(size))
+        if dots or "." in word:
+            others = max(others, _count(shape[len(before) : len(shape) - len(after)]))
+    return _count(sizes.values()) * others
+
+
+_NUMBERS = (1, 2, 3)
+
+
+def _get_layers(*words: str) -> tuple[type, ...]:
+    """Returns the layers of Keras of these names, for one to three dimensions where there is {}."""
+    names = [word.format(n) for word in words for n in (_NUMBERS if "{}" in word else ("",))]
+    found = (getattr(keras.layers, name, None) for name in names)
+    return tuple(layer for layer in found if layer is not None)
+
+
+def _get_operations(*names: str) -> tuple[type, ...]:
+    from tfpolicies.models.keras_names import kinds
+
+    own = kinds()["layer"].own
+    return tuple(own[pair] for pair in own if pair[0] == "keras.src.ops.numpy" and pair[1] in names)
+
+
+_CONVOLUTIONAL_RNNS = _get_layers("ConvLSTM{}D")
+
+_Rule = Callable[[Any, list[Shape], list[Shape]], Work]
+
+_RULES: list[tuple[tuple[type, ...], _Rule]] = [
+    (_get_layers("Dense"), _measure_dense),
+    (_get_layers("EinsumDense") + _get_operations("Einsum"), _measure_einsum),
+    (_get_layers("DepthwiseConv{}D", "SeparableConv{}D"), _measure_depthwise),
+    (_get_layers("Conv{}DTranspose"), _measure_transposed),
+    (_get_layers("Conv{}D"), _measure_convolution),
+    (_get_layers("AveragePooling{}D", "MaxPooling{}D"), _measure_pooling),
+    (_get_layers("MultiHeadAttention", "GroupQueryAttention"), _measure_attention_heads),
+    (_get_layers("Attention", "AdditiveAttention"), _measure_dot_attention),
+    (_get_layers("Bidirectional"), _measure_both_ways),
+    (_get_layers("RNN"), _measure_recurrent),
+    (_get_layers("CategoryEncoding"), _measure_categories),
+    (_get_layers("Dropout", "GaussianDropout", "AlphaDropout"), _measure_noise),
+    (_get_layers("Resizing"), _measure_resizing),
+    (_get_layers("Dot"), _measure_dot),
+    (_get_operations("Matmul", "Dot"), _measure_product),
+]
+
+# Weights ------------------------------------------------------------------------------------------
+
+
+def _measure_weights(model: Any) -> Work:
+    """Measures what is computed of weights alone: when they are first drawn, and in an update."""
+    work = Work()
+    for variable in model.variables:
+        shape = tuple(int(size) for size in variable.shape)
+        if isinstance(getattr(variable, "_initializer", None), keras.initializers.Orthogonal):
+            size, width = _count(shape), shape[-1] if shape else 1
+            work += Work(operations=size * min(width, size // max(1, width)) // 4)
+        work += _regularize(getattr(variable, "regularizer", None), shape)
+    return work
+
+
+def _regularize_outputs(layer: Any, outputs: list[Shape]) -> Work:
+    regularizer = getattr(layer, "activity_regularizer", None)
+    return functools.reduce(
+        Work.__add__, (_regularize(regularizer, shape) for shape in outputs), Work()
+    )
+
+
+def _regularize(regularizer: Any, shape: Shape) -> Work:
+    """Measures a regularizer that multiplies each row, or each column, with all others."""
+    if not isinstance(regularizer, keras.regularizers.OrthogonalRegularizer) or len(shape) != 2:
+        return Work()
+    side, width = shape if regularizer.mode == "rows" else shape[::-1]
+    products = side * side
+    return Work(operations=products * (width + 4 * _ELEMENT), numbers=4 * products)
