@@ -5,10 +5,11 @@
 Half of the files are sound up to one field, which is attacked: checksums, names and all else are
 right, as a hostile writer would make them. The other half is damaged blindly. The attacks are other
 names of Keras classes, functions and classes of this package where something is called, sizes that
-no memory holds, FIFOs and devices in place of files, numbers that are not finite, junk, changed
-array files, and a foreign `play.py`. Victims are the checkpoints of policies and algorithms, kept
-stashes, run folders, exports, their ONNX files as they are imported, played and served (`--only
-onnx`), and array files (`--only array`).
+no memory holds, models that explode (inner models called twice at each depth, attention over long
+sequences, windows, steps, outputs and noise), FIFOs and devices in place of files, numbers that are
+not finite, junk, changed array files, and a foreign `play.py`. Victims are the checkpoints of
+policies and algorithms, kept stashes, run folders, exports, their ONNX files as they are imported,
+played and served (`--only onnx`), and array files (`--only array`).
 
 Each file must either be loaded or be refused with the package's own error. Listed is anything else:
 another exception; something that was executed (a process, a socket, a file written outside of the

@@ -238,6 +238,93 @@ def _some_manifest(victim: Checkpoint, rng: random.Random) -> dict[str, Any]:
     return rng.choice([victim, *victim.policies.values()]).manifest
 
 
+# Models that explode ------------------------------------------------------------------------------
+
+
+def _choose_size(rng: random.Random, largest: int) -> int:
+    """Returns a size, each order of magnitude as likely as the others."""
+    return int(2 ** rng.uniform(0, np.log2(largest)))
+
+
+def _repeat(x: Any, rng: random.Random) -> Any:
+    """Explodes features `[B, F]` in sequences, and averages them."""
+    layers, size = keras.layers, functools.partial(_choose_size, rng)
+    x = layers.RepeatVector(size(1 << 24))(x)
+    for _ in range(rng.randint(1, 3)):
+        kind = rng.choice(("attention", "additive", "steps", "window", "larger", "padded", "many"))
+        if kind == "attention":
+            x = layers.Attention(score_mode=rng.choice(("dot", "concat")))([x, x])
+        elif kind == "additive":
+            x = layers.AdditiveAttention(use_scale=False)([x, x])
+        elif kind == "steps":
+            inner = _nest(size(20), tuple(x.shape[2:])) if rng.random() < 0.3 else None
+            x = layers.TimeDistributed(inner or layers.Activation("tanh"))(x)
+        elif kind == "window":
+            pooling = rng.choice((layers.MaxPooling1D, layers.AveragePooling1D))
+            x = pooling(size(1 << 17), strides=1, padding="same")(x)
+        elif kind == "larger":
+            x = layers.UpSampling1D(size(1 << 16))(x)
+        elif kind == "padded":
+            x = layers.ZeroPadding1D(size(1 << 24))(x)
+        else:
+            for _ in range(size(30)):
+                x = layers.Activation(rng.choice(("relu", "gelu", "softmax", "sparsemax")))(x)
+    return layers.GlobalAveragePooling1D()(x)
+
+
+def _nest(depth: int, shape: tuple[int, ...], times: int = 2) -> keras.Model:
+    """Returns a model that calls an inner one several times, at each of so many depths."""
+    x = keras.Input(shape)
+    model = keras.Model(x, keras.layers.Activation("tanh")(x))
+    for _ in range(min(depth, 8)):  # deeper ones are nested in `_attack_work`, as JSON
+        x = inputs = keras.Input(shape)
+        for _ in range(times):
+            x = model(x)
+        model = keras.Model(inputs, x)
+    return model
+
+
+def _describe(model: keras.Model) -> dict[str, Any]:
+    """Returns the config of a model, unchecked."""
+    config: dict[str, Any] = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+    return config
+
+
+def _make_exploding(shape: tuple[int, ...], rng: random.Random) -> dict[str, Any]:
+    """Returns the config of a model that gives as many features as it takes."""
+    x = inputs = keras.Input(shape)
+    kind = rng.random()
+    if kind < 0.7:
+        x = _repeat(x, rng)
+    elif kind < 0.8:
+        noise = (_choose_size(rng, 1 << 17), _choose_size(rng, 1 << 17))
+        x = keras.layers.Dropout(0.5, noise_shape=noise)(x)
+    else:
+        x = keras.layers.Activation("tanh")(x)
+    config = _describe(keras.Model(inputs, x))
+    outer = _describe(_nest(2, shape, rng.randint(1, 4)))
+    for _ in range(rng.choice((0, 0, 0, 1, rng.randint(2, 25)))):
+        level = copy.deepcopy(outer)
+        for layer in level["config"]["layers"]:
+            if layer["class_name"] == "Functional":
+                layer["config"] = config["config"]
+        config = level
+    return config
+
+
+def _attack_work(victim: Checkpoint, rng: random.Random) -> None:
+    """Puts what explodes between two layers of a model, weights and checksums being right."""
+    stored = victim.manifest["config"]["keras"]["config"]["layers"]
+    places = [i for i, layer in enumerate(stored) if layer["class_name"] == "Dense"]
+    if rng.random() < 0.2:
+        place = stored[rng.choice(places)]["config"]
+        regularizer = keras.regularizers.OrthogonalRegularizer(mode=rng.choice(("rows", "columns")))
+        name = rng.choice(("kernel_regularizer", "activity_regularizer"))
+        place[name] = keras.saving.serialize_keras_object(regularizer)
+    with keras.StatelessScope(initialize_variables=False):
+        stored.insert(places[-1], _make_exploding((stored[places[0]]["config"]["units"],), rng))
+
+
 _ATTACKS: dict[str, Callable[[Checkpoint, random.Random], None]] = {
     "aliases": _attack_aliases,
     "callables": _attack_callables,
@@ -335,6 +422,28 @@ def _policy_attempt(sound: Path, hostile: Path, policy: Any, rng: random.Random)
     what = _make_hostile(sound, hostile, POLICY_MANIFEST, "Policy", rng)
     del policy  # it keeps its Program alive, so that sound files build no other
     return Attempt(what, lambda: Policy.from_checkpoint(hostile), _unchanged, _weights)
+
+
+def work_victim(root: Path, policy: Any) -> Victim:
+    """Returns the checkpoint of a policy whose Keras model asks for more work than it should."""
+    sound, hostile = root / "work", root / "work hostile"
+    policy.export_checkpoint(sound)
+
+    def attempt(rng: random.Random) -> Attempt:
+        shutil.rmtree(hostile, ignore_errors=True)
+        victim = read_checkpoint(sound, POLICY_MANIFEST, kind="Policy")
+        _attack_work(victim, rng)
+        _write(victim, POLICY_MANIFEST, hostile)
+        observation = np.zeros((2, 3), np.float32)
+
+        def load() -> Any:
+            loaded = Policy.from_checkpoint(hostile)
+            loaded.compute_actions(observation)
+            return loaded
+
+        return Attempt("work", load, _unchanged, _weights)
+
+    return attempt
 
 
 def _make_hostile(sound: Path, hostile: Path, name: str, kind: str, rng: random.Random) -> str:
@@ -562,6 +671,7 @@ def all_victims(root: Path) -> Iterator[tuple[str, Victim, float]]:
     for name, victim in algorithm_victims(root, single, double).items():
         yield name, victim, 0.1
     yield "stash", stash_victim(root, policies["catalogue"]), 0.08
+    yield "models that explode", work_victim(root, policies["keras"]), 0.1
     yield "run folder", run_victim(root, single), 0.05
     yield "export", export_victim(root, single.get_policy()), 0.01
     yield "array files", array_file_attempt, 2.0
