@@ -89,7 +89,7 @@ def test_projected_distributions_sum_to_one_wherever_the_atoms_are(v_min, v_max,
     atoms = np.linspace(v_min, v_max, count, dtype=np.float32)
     rng, width = np.random.default_rng(0), v_max - v_min
     before = rng.dirichlet(np.ones(count), 40).astype(np.float32)
-    rewards = (rng.normal(size=40) * width).astype(np.float32)
+    rewards = (rng.uniform(-1.0, 1.0, 40) * width).astype(np.float32)
     discounts = rng.choice([0.0, 0.9, 1.0], 40).astype(np.float32)
     found = projected(before, rewards, discounts, atoms).numpy()
     np.testing.assert_allclose(found.sum(axis=-1), 1.0, atol=1e-5)
