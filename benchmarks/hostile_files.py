@@ -321,8 +321,7 @@ def _attack_work(victim: Checkpoint, rng: random.Random) -> None:
         regularizer = keras.regularizers.OrthogonalRegularizer(mode=rng.choice(("rows", "columns")))
         name = rng.choice(("kernel_regularizer", "activity_regularizer"))
         place[name] = keras.saving.serialize_keras_object(regularizer)
-    with keras.StatelessScope(initialize_variables=False):
-        stored.insert(places[-1], _make_exploding((stored[places[0]]["config"]["units"],), rng))
+    stored.insert(places[-1], _make_exploding((stored[places[0]]["config"]["units"],), rng))
 
 
 _ATTACKS: dict[str, Callable[[Checkpoint, random.Random], None]] = {

@@ -99,6 +99,8 @@ SET_FLOATX = {"name": "x", "function": function("keras.config", "set_floatx")}
         dense(kernel_initializer=record("tests", "Scaled", {}, registered_name="tests>Scaled")),
         dense(kernel_initializer="tests>Scaled"),
         dense(kernel_regularizer=record("keras.initializers", "Zeros")),
+        dense(activity_regularizer="orthogonal_regularizer"),
+        dense(activity_regularizer=record("keras.regularizers", "OrthogonalRegularizer")),
         dense(name=record("keras.layers", "Dense", {"units": 3})),
         dense(activation={"class_name": "__lambda__", "config": {"value": ["x"]}}),
         record("keras.layers", "Rescaling", {"scale": {"class_name": "__numpy__", "config": {

@@ -6,6 +6,8 @@ import json
 import math
 import re
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import keras
 import numpy as np
@@ -231,8 +233,18 @@ def test_what_multiplies_work_is_refused(amount, shape, inner, nothing_is_comput
 
 def describe(shape, inner):
     """Returns the config of a model, none of whose weights is allocated."""
-    with keras.StatelessScope(initialize_variables=False):
-        return model_to_json(build_model(shape, *inner))
+    return without_weights(lambda: model_to_json(build_model(shape, *inner)))
+
+
+def without_weights(call):
+    """Calls a function; in a thread, where Keras forgets weights that are never drawn."""
+
+    def scoped():
+        with keras.StatelessScope(initialize_variables=False):
+            return call()
+
+    with ThreadPoolExecutor(1) as scratch:
+        return scratch.submit(scoped).result()
 
 
 UNBOUNDED = {
@@ -293,17 +305,19 @@ HONEST = {
 
 @pytest.mark.parametrize("make_model", HONEST.values(), ids=HONEST)
 def test_honest_models_stay_below_the_limits(make_model):
-    with keras.StatelessScope(initialize_variables=False):
-        work = measure(make_model())
+    work = without_weights(lambda: measure(make_model()))
     work_module.require_limits(work, "The model")
     assert 0 < work.calls <= LIMITS.calls
 
 
 LONG = 30
+LOGITS: dict[str, Any] = {"action_space": TWO, "names": {"logits": "logits"}}
 
 
 def long_model():
-    return build_model((1,), layers.RepeatVector(LONG), layers.GRU(1), layers.Dense(2))
+    return build_model(
+        (1,), layers.RepeatVector(LONG), layers.GRU(1), layers.Dense(2, name="logits")
+    )
 
 
 @pytest.fixture
@@ -355,7 +369,7 @@ def test_a_model_whose_sizes_are_open_is_measured_with_those_of_the_observations
 
 @SAVES
 def test_a_keras_file_is_refused_until_the_caller_allows_its_work(tmp_path, few_calls):
-    spaces = {"observation_space": Box(-1, 1, (1,), np.float32), "action_space": TWO}
+    spaces = {"observation_space": Box(-1, 1, (1,), np.float32), **LOGITS}
     long_model().save(tmp_path / "long.keras")
     with pytest.raises(ModelImportError, match=r"3\d calls .* give model_work_limit=2 "):
         import_policy(tmp_path / "long.keras", **spaces)
@@ -366,12 +380,12 @@ def test_a_keras_file_is_refused_until_the_caller_allows_its_work(tmp_path, few_
 @SAVES
 def test_a_keras_file_with_open_sizes_is_measured_when_it_acts(tmp_path):
     model = build_model((None, 1), attend(layers.Attention), layers.GlobalMaxPooling1D(),
-                        layers.Dense(2))  # fmt: skip
+                        layers.Dense(2, name="logits"))  # fmt: skip
     model.save(tmp_path / "open.keras")
     few, many = (Box(-1, 1, (n, 1), np.float32) for n in (8, 8192))
-    policy = import_policy(tmp_path / "open.keras", observation_space=few, action_space=TWO)
+    policy = import_policy(tmp_path / "open.keras", observation_space=few, **LOGITS)
     assert policy.compute_actions(np.zeros((2, 8, 1), np.float32))[0].shape == (2,)
-    policy = import_policy(tmp_path / "open.keras", observation_space=many, action_space=TWO)
+    policy = import_policy(tmp_path / "open.keras", observation_space=many, **LOGITS)
     with pytest.raises(ModelImportError, match="numbers that layers give or hold"):
         policy.compute_actions(np.zeros((2, 8192, 1), np.float32))
 
@@ -407,7 +421,9 @@ def test_a_stash_is_refused_until_the_caller_allows_its_work(tmp_path, few_calls
 
 
 def test_an_algorithm_is_refused_until_the_caller_allows_its_work(tmp_path, few_calls):
-    model = build_model((4,), layers.RepeatVector(LONG), layers.GRU(1), layers.Dense(2))
+    model = build_model(
+        (4,), layers.RepeatVector(LONG), layers.GRU(1), layers.Dense(2, name="logits")
+    )
     config = PPOConfig().environment("CartPole-v1").training(model={"custom_model": model})
     algorithm = config.framework(inference="tf", jit_compile=False).build()
     algorithm.save(tmp_path)

@@ -131,6 +131,8 @@ class _Reader:
                 raise _refused(f"{key}={value!r:.80}, which is more than {_LARGEST}")
             if key == "unroll" and value:
                 raise _refused("unroll=True, whose work nothing bounds")
+            if key == "activity_regularizer" and _multiplies_rows(value):
+                raise _refused(f"{key}={value!r:.80}, which multiplies the rows of a batch")
             found[key] = self.read(value, _kind_of(key) or otherwise)
         return found
 
@@ -140,7 +142,10 @@ class _Reader:
         if kind is None or not isinstance(name, str) or not isinstance(registered, str):
             raise _refused(f"{module}.{name}, where no object belongs")
         is_own = registered == name and isinstance(module, str) and (module, name) in kind.own
-        made = kind.own[module, name] if is_own else self._foreign(name, registered, module, kind)
+        if is_own:
+            made = kind.own[str(module), name]
+        else:
+            made = self._foreign(name, registered, module, kind)
         config = record.get("config")
         if not isinstance(config, Mapping):
             raise CheckpointError(f"The model of the checkpoint holds {config!r:.80} for a config.")
@@ -237,6 +242,14 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _multiplies_rows(value: Any) -> bool:
+    """Whether a regularizer multiplies each row with all others; a batch has any number."""
+    name = value.get("class_name") if isinstance(value, Mapping) else value
+    config = value.get("config") if isinstance(value, Mapping) else None
+    mode = config.get("mode", "rows") if isinstance(config, Mapping) else "rows"
+    return str(name).replace("_", "").lower() == "orthogonalregularizer" and mode == "rows"
 
 
 def _largest(value: Any) -> float:

@@ -1,8 +1,9 @@
 """What of Keras a file may name: the allow-list behind `keras_json`.
 
-The lists name what holds no code, opens no file and keeps no vocabulary, and whose work is bounded
-by its weights and its outputs. So there is no Lambda, no layer that wraps another framework, none
-with a state from `adapt`, and none that repeats its work a given number of times.
+The lists name what holds no code, opens no file and keeps no vocabulary, and whose work follows
+from shapes and settings, as `work.py` measures it. So there is no Lambda, no layer that wraps
+another framework, none with a state from `adapt`, and none that repeats its work a given number of
+times.
 """
 
 from __future__ import annotations

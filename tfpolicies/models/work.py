@@ -173,7 +173,7 @@ class _Meter:
     """Measures calls of layers and models on symbolic tensors."""
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[Any, ...], tuple[Work, Any]] = {}  # keeps the models alive
+        self._measured: dict[tuple[Any, ...], tuple[Any, Work, Any]] = {}  # the model lives on, too
 
     def measure(self, operation: Any, *args: Any, **kwargs: Any) -> tuple[Work, Any]:
         """Returns the work of one call, and the symbolic tensors that it gives."""
@@ -466,7 +466,7 @@ def _get_operations(*names: str) -> tuple[type, ...]:
     return tuple(own[pair] for pair in own if pair[0] == "keras.src.ops.numpy" and pair[1] in names)
 
 
-_CONVOLUTIONAL_RNNS = _get_layers("ConvLSTM{}D")
+_CONVOLUTIONAL_RNNS: Any = _get_layers("ConvLSTM{}D")
 
 _Rule = Callable[[Any, list[Shape], list[Shape]], Work]
 
