@@ -114,7 +114,7 @@ def test_a_stash_reads_no_image_and_no_record_from_something_else(tmp_path, put)
     stash.write("main~1", image)
     stash.write_record("main~1", {"policy": {}, "policy_ids": ["main"]})
     put(stash.path("main~1", "json"))
-    assert list(stash.recorded()) == []
+    assert list(stash.list_records()) == []
     with pytest.raises(StashError, match="not a regular file"):
         stash.read_record("main~1")
     put(stash.path("main~1"))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.sources import shown
-from tfpolicies.errors import ExportError, FolderInUseError, MissingPackageError, UsageError
+from tfpolicies.errors import ExportError, MissingPackageError, UsageError
 from tfpolicies.export.spec_file import SPEC_FILE, form_of
-from tfpolicies.system.folder_lock import FolderLock
+from tfpolicies.system.folder_lock import make_locked_folder, remove_abandoned
 
 _OWN = "tfpolicies-serve-"  # how the names of folders begin that runs are exported into
 _KINDS = {  # forms that are not served; the files for Triton do not sample
@@ -72,18 +72,8 @@ def _say(line: str) -> None:
 @contextlib.contextmanager
 def _own_folder() -> Iterator[Path]:
     """Gives a folder that is gone afterwards; those that killed servers left behind go, too."""
-    for leftover in Path(tempfile.gettempdir()).glob(f"{_OWN}*"):
-        with contextlib.suppress(FolderInUseError, OSError):
-            if leftover.lstat().st_uid == os.getuid():
-                lock = FolderLock(leftover)
-                shutil.rmtree(leftover, ignore_errors=True)
-                lock.release()
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_OWN))
-        with contextlib.suppress(FolderInUseError, FileNotFoundError):
-            lock = FolderLock(folder)
-            if folder.exists():  # else another server took it for a leftover
-                break
+    remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_OWN}*"))
+    folder, lock = make_locked_folder(lambda: Path(tempfile.mkdtemp(prefix=_OWN)))
     try:
         yield folder
     finally:

@@ -72,11 +72,11 @@ def export_saved_model(
         )
         if extend is not None:
             extend(folder, serving)
-        link_newest(staging)
+        link_newest(staging, staging)
         path = target / folder.name
         if not place_whole(staging, target):
             path = place_version(folder, target)
-            link_newest(target)
+            link_newest(target, staging)
     return ExportResult(path, parity, _use(path))
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import functools
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tfpolicies.errors import ExportError, FolderInUseError
+from tfpolicies.errors import ExportError
 from tfpolicies.system.atomic import (
     is_temporary,
     remove_if_empty,
@@ -23,7 +24,7 @@ from tfpolicies.system.atomic import (
     sync_folder,
     temporary_beside,
 )
-from tfpolicies.system.folder_lock import FolderLock, alone_in
+from tfpolicies.system.folder_lock import alone_in, make_locked_folder, remove_abandoned
 
 
 @contextlib.contextmanager
@@ -37,8 +38,8 @@ def staging_folder(target: Path) -> Iterator[Path]:
     place = target if target.is_dir() else target.parent
     with folder_made(place), contextlib.ExitStack() as closing:
         for each in {place, target.parent}:
-            _remove_leftovers(each)
-        folder, lock = _new_folder(place)
+            remove_abandoned(x for x in each.glob(".export.*.tfp-tmp") if is_temporary(x.name))
+        folder, lock = make_locked_folder(functools.partial(_make_staging, place))
         closing.callback(lock.release)
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
         content = folder / "export"
@@ -58,26 +59,10 @@ def folder_made(folder: Path) -> Iterator[None]:
             remove_if_empty(made)
 
 
-def _new_folder(target: Path) -> tuple[Path, FolderLock]:
-    """Returns a new folder and its lock."""
-    while True:
-        folder = temporary_beside(target / "export")
-        folder.mkdir()
-        with contextlib.suppress(FolderInUseError, FileNotFoundError):
-            lock = FolderLock(folder)
-            if folder.exists():
-                return folder, lock
-            lock.release()  # another export took it for a leftover, before it was locked
-
-
-def _remove_leftovers(target: Path) -> None:
-    for leftover in target.glob(".export.*.tfp-tmp"):
-        if not is_temporary(leftover.name):
-            continue
-        with contextlib.suppress(FolderInUseError, OSError):
-            lock = FolderLock(leftover)
-            shutil.rmtree(leftover, ignore_errors=True)
-            lock.release()
+def _make_staging(place: Path) -> Path:
+    folder = temporary_beside(place / "export")
+    folder.mkdir()
+    return folder
 
 
 def place_whole(staged: Path, target: Path) -> bool:
@@ -132,17 +117,21 @@ def version_folders(target: Path) -> list[Path]:
 _LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 
 
-def link_newest(target: Path) -> None:
+def link_newest(target: Path, scratch: Path) -> None:
     """Makes `target` a SavedModel, too: by links to what its newest version has.
 
     They all lead through one link, `newest`, so that they change at once. What is there and no link
     stays, and so do folders on disks without links.
+
+    Args:
+        target: the folder of all versions.
+        scratch: the folder of a temporary link, on the same disk.
     """
     version, newest = str(newest_version(target)), target / "newest"
     if newest.exists() and not newest.is_symlink():
         return
     with contextlib.suppress(OSError):
-        with replacing(newest) as temporary:
+        with replacing(newest, scratch) as temporary:
             temporary.symlink_to(version)
         for name in _LOADED:
             if (newest / name).exists() and not os.path.lexists(target / name):

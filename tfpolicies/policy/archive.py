@@ -7,7 +7,8 @@ policies for all. A policy that lies there *waits*: it is made of its record whe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from tfpolicies.policy.checkpoints import policy_of_record, policy_record
 from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.stash import HEADER, Stash
 from tfpolicies.system.atomic import make_folder, remove_leftovers
-from tfpolicies.system.folder_lock import FolderLock
+from tfpolicies.system.folder_lock import FolderLock, alone_in
 
 _FROZEN = "frozen"  # the folder of frozen policies, and the mark of their entries
 
@@ -60,6 +61,8 @@ class Archive:
         self._classes = tuple(classes)
         self._model_work_limit = model_work_limit
         self._deleted: set[str] = set()  # here; others may still have those that were frozen
+        self._superseded: dict[str, set[str]] = {}  # by id: entries that go with the next flush
+        self._number = 0  # of the newest record
         if path is None:
             self._held: FolderLock | None = None
             self.stash = self.frozen = Stash()
@@ -78,13 +81,22 @@ class Archive:
             known: ids that the map has already.
         """
         known_here = self._deleted | self.waiting.keys()
-        found = {
-            policy_id: Entry(stash, name)
-            for name, policy_id in stash.recorded()
-            if policy_id not in known and policy_id not in known_here
-        }
+        found: dict[str, Entry] = {}
+        for summary in stash.list_records():
+            new = [x for x in summary.policy_ids if x not in known and x not in known_here]
+            found.update(dict.fromkeys(new, Entry(stash, summary.name)))
+            self._number = max(self._number, summary.number)
         self.waiting.update(found)
         return sorted(found)
+
+    def open_own(self) -> None:
+        """Lets wait what the own stash has records of, and removes what a killed process left."""
+        self.find(self.stash, ())
+        if self._held is not None and self._held.is_held:
+            for summary in self.stash.list_records():
+                if Entry(self.stash, summary.name) not in self.waiting.values():
+                    self.stash.remove(summary.name)  # a newer record has its ids
+            self.stash.remove_unrecorded()
 
     def look_for(self, policy_id: str) -> None:
         """Lets a policy wait if another process has frozen it meanwhile."""
@@ -123,21 +135,48 @@ class Archive:
         return ids
 
     def replaced(self, policy_id: str) -> None:
-        """Takes down that the map has another policy under an id."""
-        self._drop(policy_id)
+        """Takes down that the map has another policy under an id.
+
+        What was flushed under it stays until the next flush.
+        """
+        entry = self._forget(policy_id)
+        if entry is not None:
+            self.supersede(policy_id, entry)
         self._deleted.discard(policy_id)
 
     def deleted(self, policy_id: str) -> None:
         """Takes down that a policy is to be forgotten, whoever froze it."""
-        self._drop(policy_id)
+        entry = self._forget(policy_id)
+        if entry is not None:
+            entry.stash.remove(entry.name)
+        for name in self._superseded.pop(policy_id, ()):
+            self.stash.remove(name)
         if self.is_kept:
             self._deleted.add(policy_id)
 
-    def _drop(self, policy_id: str) -> None:
-        """Forgets what waits under an id, if something does; removes it if it is this map's own."""
+    def _forget(self, policy_id: str) -> Entry | None:
+        """Forgets what waits under an id; returns its entry if that is this map's to remove."""
         entry = self.waiting.pop(policy_id, None)
-        if entry is not None and entry not in self.waiting.values() and self.owns(entry):
+        is_last = entry is not None and entry not in self.waiting.values()
+        return entry if entry is not None and is_last and self.owns(entry) else None
+
+    def supersede(self, policy_id: str, entry: Entry) -> None:
+        """Has an entry removed by the next flush; one that is frozen is removed at once."""
+        if entry.stash is self.stash and self.is_kept:
+            self._superseded.setdefault(policy_id, set()).add(entry.name)
+        else:
             entry.stash.remove(entry.name)
+
+    def superseded_entries(self) -> set[str]:
+        """Returns the entries whose policies have been replaced since the last flush."""
+        return set().union(*self._superseded.values())
+
+    def remove_superseded(self, names: AbstractSet[str]) -> None:
+        """Removes entries after a flush, by which all policies in their place have records."""
+        for name in names:
+            self.stash.remove(name)
+        rest = {policy_id: old - names for policy_id, old in self._superseded.items()}
+        self._superseded = {policy_id: old for policy_id, old in rest.items() if old}
 
     # -- what is written ------------------------------------------------------------------------
 
@@ -158,14 +197,17 @@ class Archive:
         """
         entry = self._frozen_entry(policy_id)
         stash, name = entry
-        is_new = stash.write_new(name, memory)
-        if not is_new and not _holds(entry, memory):
-            raise StashError(
-                f"Another policy was frozen as {policy_id!r} in {str(stash.folder)!r} "
-                "before. Choose another id: `copy_policy(source, target)`, then freeze that."
-            )
-        if self.is_kept and not stash.has_record(name):
-            self.write_record(entry, [policy_id], policy)
+        with _alone_in(stash) as is_alone:
+            if is_alone and self.is_kept and not stash.has_record(name):
+                stash.remove(name)  # a process was killed before it wrote the record
+            is_new = stash.write_new(name, memory)
+            if not is_new and not _holds(entry, memory):
+                raise StashError(
+                    f"Another policy was frozen as {policy_id!r} in {str(stash.folder)!r} "
+                    "before. Choose another id: `copy_policy(source, target)`, then freeze that."
+                )
+            if self.is_kept and not stash.has_record(name):
+                self.write_record(entry, [policy_id], policy)
         return entry, is_new or self.owns(entry)
 
     def _frozen_entry(self, policy_id: str) -> Entry:
@@ -173,7 +215,9 @@ class Archive:
 
     def write_record(self, entry: Entry, policy_ids: Sequence[str], policy: Policy) -> None:
         """Writes what another process needs to make a policy of an entry."""
-        record = {"policy_ids": policy_ids, "worker_index": self.worker_index}
+        self._number += 1
+        record: dict[str, Any] = {"policy_ids": policy_ids, "worker_index": self.worker_index}
+        record["number"] = self._number
         entry.stash.write_record(entry.name, {**record, "policy": policy_record(policy)})
 
     def close(self) -> None:
@@ -181,6 +225,19 @@ class Archive:
         self.waiting.clear()
         if self._held is not None:
             self._held.release()
+
+
+@contextlib.contextmanager
+def _alone_in(stash: Stash) -> Iterator[bool]:
+    """Enters when no other process freezes policies in a stash; gives whether that is certain."""
+    try:
+        stash.make_folders()
+        with alone_in(stash.folder) as is_alone:
+            yield is_alone
+    except FolderInUseError as error:
+        raise StashError(str(error)) from error
+    except OSError as error:
+        raise StashError(f"The policy cannot be written to the stash: {error}.") from error
 
 
 def _holds(entry: Entry, memory: np.ndarray) -> bool:
@@ -203,5 +260,6 @@ def _held(folder: Path) -> FolderLock:
         raise StashError(
             f"The stash {str(folder)!r} cannot be made: {error}. Give another `path`."
         ) from error
-    remove_leftovers(folder)
+    if held.is_held:
+        remove_leftovers(folder)
     return held

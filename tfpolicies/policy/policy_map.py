@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import secrets
 import threading
 import weakref
 from collections.abc import (
@@ -35,6 +34,7 @@ from tfpolicies.policy.archive import Archive, Entry
 from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.paging import Pager, PagingStatistics
 from tfpolicies.storage.pickling import refuse_pickling
+from tfpolicies.storage.stash import new_name
 
 logger = logging.getLogger("tfpolicies")
 
@@ -131,7 +131,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         self._archive = Archive(path, self.worker_index, policy_classes, model_work_limit)
         self._pager = Pager(capacity, capacity_bytes, self._archive.stash)
         if self._archive.is_kept:
-            self._archive.find(self._archive.stash, self._policies)
+            self._archive.open_own()
             self.refresh()
 
     # -- a dict -------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class PolicyMap(MutableMapping[str, Policy]):
                 self._archive.replaced(policy_id)
                 self.specs.pop(policy_id, None)
                 if before is not None:
-                    self._leave(before)
+                    self._leave(before, replaced_as=policy_id)
             state = self._paged(policy)
             if state is not None:
                 self._pager.touch(state)
@@ -217,7 +217,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """Has the pager take a policy's state, in place of that of the one before."""
         if state.pager is not None:
             return  # it is here under another id, or a guest
-        name = f"{policy_id}~{secrets.token_hex(4)}"
+        name = new_name(policy_id)
         is_leaving = before is not None and self._count(before) == 1
         leaving = self._paged(before) if before is not None and is_leaving else None
         self._pager.add(name, state, _release(policy, state), leaving)
@@ -226,19 +226,27 @@ class PolicyMap(MutableMapping[str, Policy]):
         """Returns the number of ids of a policy."""
         return sum(other is policy for other in self._policies.values())
 
-    def _leave(self, policy: Policy) -> None:
-        """Lets go of a policy that may be here under another id, too."""
+    def _leave(self, policy: Policy, replaced_as: str | None = None) -> None:
+        """Lets go of a policy that may be here under another id, too.
+
+        Args:
+            policy: the policy.
+            replaced_as: the id under which another one is now; what was flushed of the policy then
+                stays until the next flush.
+        """
         state = self._paged(policy)
         is_guest = state is None and policy.holding.state is not None
         if self._count(policy) or is_guest:
             return
         policy.close()
         if state is not None:
-            page = self._pager[state]
-            mine = page.is_frozen and page.is_own
-            self._pager.remove(state)
-            if mine:
-                page.stash.remove(page.name)
+            page = self._pager.leave(state)
+            kept = None if replaced_as is None else page.recorded_as
+            if replaced_as is not None and kept is not None:
+                self._archive.supersede(replaced_as, Entry(page.stash, kept))
+            if page.is_own or page.stash is self._archive.stash:
+                for name in page.entries - {kept}:
+                    page.stash.remove(name)
 
     def __delitem__(self, policy_id: str) -> None:
         """Removes a policy, also from the stash, and closes its session.
@@ -537,6 +545,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         Raises:
             StashError: if one of them cannot be written; the others are.
         """
+        with self._lock:
+            superseded = self._archive.superseded_entries()
         failed = None
         for policy_id in self if self._archive.is_kept else ():
             with self._lock:
@@ -549,6 +559,8 @@ class PolicyMap(MutableMapping[str, Policy]):
                     failed = failed or error
         if failed is not None:
             raise failed
+        with self._lock:
+            self._archive.remove_superseded(superseded)
 
     def _flush(self, policy: Policy, state: Any) -> None:
         page = self._pager[state]
@@ -558,6 +570,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         with state.lock:
             self._pager.write(state)
             self._archive.write_record(Entry(page.stash, page.name), ids, policy)
+            self._pager.mark_recorded(state)
 
     def close(self) -> None:
         """Flushes a kept stash and lets other maps open it; closes sessions. The map is empty then.

@@ -202,7 +202,8 @@ class RunFolder:
                     "until it has ended, or start another run.",
                     error.owner,
                 ) from error
-            remove_leftovers(self.path)
+            if self._lock.is_held:  # else another process may be writing
+                remove_leftovers(self.path)
         return self
 
     def release(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tfpolicies.errors import StashError
 from tfpolicies.state import PolicyState, tick
-from tfpolicies.storage.stash import Stash
+from tfpolicies.storage.stash import Stash, new_name, policy_of_entry
 
 _MOST_MAPPED = 512  # frozen states: each memory map keeps a file open
 _FEW = 64  # notes of use that are no more valid
@@ -69,6 +69,7 @@ class Page:
         self.on_eviction = on_eviction
         self.stash = pager.stash
         self.written: int | None = None  # the version of the variables that lies in the stash
+        self.recorded_as: str | None = None  # the entry in the map's own stash that has a record
         self.is_pinned = False
         self.is_own = True  # not frozen by another worker's map
         self.noted = 0  # when the state was last used, as the pager's order has it
@@ -87,6 +88,11 @@ class Page:
         """Returns the variables from the stash: mapped if the state is frozen."""
         read = self.stash.map if self.is_frozen else self.stash.read
         return read(self.name, self.state.layout.num_bytes)
+
+    @property
+    def entries(self) -> set[str]:
+        """The names of all entries that may lie in a stash."""
+        return {self.name, self.recorded_as or self.name}
 
     def bring_back(self, state: PolicyState) -> np.ndarray:
         """Returns the variables from the stash; see `tfpolicies.state.Pager`."""
@@ -181,22 +187,17 @@ class Pager:
         with state.lock, self._lock:
             page = Page(self, name, state, on_eviction)
             page.stash, page.written, page.is_own = stash, state.version, is_own
+            page.recorded_as = name if stash is self.stash else None
             self._pages[state] = page
             state.pager = page
             state.page_out()
 
-    def remove(self, state: PolicyState) -> None:
+    def leave(self, state: PolicyState) -> Page:
         """Takes a state out of paging; it stays in, or comes back into, memory for good.
 
         One that cannot be read back is taken out all the same, and still says so when it is used.
+        What is in the stash is left there.
         """
-        with state.lock, self._lock:
-            page = self.leave(state)
-            if not page.is_frozen or page.stash is self.stash:
-                page.stash.remove(page.name)
-
-    def leave(self, state: PolicyState) -> Page:
-        """Takes a state out of paging like `remove`, but leaves what is in the stash."""
         with state.lock, self._lock:
             page = self._pages.pop(state)
             if page in self._in_memory:
@@ -326,10 +327,12 @@ class Pager:
         if page.is_dirty or not page.stash.has(page.name):
             if page.is_frozen:  # others may have another one under that name by now
                 page.stash = self.stash
+            is_recorded = page.name == page.recorded_as
+            name = new_name(policy_of_entry(page.name)) if is_recorded else page.name
             begun = time.perf_counter()
-            page.stash.write(page.name, page.state.memory)
+            page.stash.write(name, page.state.memory)
             self._seconds += time.perf_counter() - begun
-            page.written = page.state.version
+            page.name, page.written = name, page.state.version
             self._counts["writes"] += 1
 
     def evict(self, state: PolicyState) -> None:
@@ -364,6 +367,14 @@ class Pager:
             if page in self._in_memory:
                 self._write(page)
 
+    def mark_recorded(self, state: PolicyState) -> None:
+        """Notes that a record of the state, as it is in the stash now, has been written."""
+        with state.lock, self._lock:
+            page = self._pages[state]
+            if page.recorded_as not in (None, page.name):
+                page.stash.remove(page.recorded_as)
+            page.recorded_as = page.name
+
     def freeze(
         self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, is_own: bool
     ) -> None:
@@ -382,9 +393,10 @@ class Pager:
             is_in = page in self._in_memory
             if is_in:
                 self._let_go(page)
-            self.stash.remove(page.name)
+            for entry in page.entries:
+                self.stash.remove(entry)
             page.name, page.stash, page.written = name, stash, state.version
-            page.is_own = is_own
+            page.is_own, page.recorded_as = is_own, None
             state.frozen_as = policy_id
             if is_in:
                 state.page_in(mapped)

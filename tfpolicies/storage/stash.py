@@ -9,7 +9,9 @@ An entry is a file `<name>.state`: a header of 64 bytes, then the memory of a st
 
 An entry may have a record beside it, `<name>.json`: what is needed to make a policy of it in
 another process. Files are replaced as a whole, so whoever reads finds the old or the new one.
-Entries are named `<policy id>~<mark>`, so that messages can tell the policy.
+An image that a record describes is not replaced: the next version of the policy gets a name of its
+own, and the old entry goes once the record of the new one is written. Entries are named
+`<policy id>~<mark>`, so that messages can tell the policy.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import struct
 import tempfile
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
 import numpy as np
@@ -34,12 +37,28 @@ from tfpolicies.errors import StashError
 from tfpolicies.storage.manifest import LARGEST, load_json
 from tfpolicies.storage.spaces_json import require_plausible_spaces
 from tfpolicies.system.atomic import place_file, remove_file, replacing, sync_folder
+from tfpolicies.system.folder_lock import FolderLock, make_locked_folder, remove_abandoned
 from tfpolicies.system.regular_files import open_regular, read_regular
 
 HEADER = 64
 _FORM = struct.Struct("<8sIIQ")
 _MAGIC, _VERSION = b"TFPSTASH", 1
+_TEMPORARY = "tfpolicies-stash-"  # how the names of temporary folders begin
 _LONGEST = 120  # characters of a file's name that come from the entry's
+
+
+class RecordSummary(NamedTuple):
+    """Which policy a record describes.
+
+    Attributes:
+        name: of its entry.
+        policy_ids: the ids of the policy.
+        number: the later a record of this folder was written, the higher.
+    """
+
+    name: str
+    policy_ids: list[str]
+    number: int
 
 
 class Stash:
@@ -47,7 +66,8 @@ class Stash:
 
     Args:
         folder: made when the first image is written; None for a temporary one, which goes when
-            nobody refers to the stash any more.
+            nobody refers to the stash any more. If the process is killed, it goes when another one
+            makes a temporary stash.
         scratch: a folder on the same disk that no other process writes to, for temporary files;
             None for `folder`.
     """
@@ -57,13 +77,17 @@ class Stash:
         self._scratch = scratch
         self._lock = threading.Lock()
         self._owner = os.getpid()
+        self._held: FolderLock | None = None  # of a temporary folder
 
     @property
     def folder(self) -> Path:
         """Where the entries are."""
         with self._lock:
             if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="tfpolicies-"))
+                remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"))
+                self._folder, self._held = make_locked_folder(
+                    lambda: Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+                )
                 weakref.finalize(self, _remove, self._folder, self._owner)
             return self._folder
 
@@ -94,14 +118,15 @@ class Stash:
     def _write(self, name: str, image: np.ndarray, place: Callable[[Path, Path], None]) -> bool:
         if os.getpid() != self._owner:
             raise StashError(
-                f"The policy {_policy_of(name)!r} cannot be written to the stash: it belongs to "
-                f"process {self._owner}, from which this one was forked. It stays in memory. Make "
-                "a PolicyMap of this process's own, or one whose `capacity` holds all policies."
+                f"The policy {policy_of_entry(name)!r} cannot be written to the stash: it "
+                f"belongs to process {self._owner}, from which this one was forked. It stays in "
+                "memory. Make a PolicyMap of this process's own, or one whose `capacity` holds all "
+                "policies."
             )
         path = self.path(name)
         header = _FORM.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
         try:
-            self._make_folders()
+            self.make_folders()
             with (
                 replacing(path, self._scratch, place) as temporary,
                 open(temporary, "wb", buffering=0) as file,
@@ -113,12 +138,17 @@ class Stash:
             return False
         except OSError as error:
             raise StashError(
-                f"The policy {_policy_of(name)!r} cannot be written to the stash: {error}. It "
+                f"The policy {policy_of_entry(name)!r} cannot be written to the stash: {error}. It "
                 "stays in memory. Free some space, or raise `capacity`, so that fewer policies go "
                 "there."
             ) from error
 
-    def _make_folders(self) -> None:
+    def make_folders(self) -> None:
+        """Makes the folders that images are written to.
+
+        Raises:
+            OSError: if one of them cannot be made.
+        """
         for folder in (self.folder, self._scratch or self.folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -155,9 +185,10 @@ class Stash:
         return image
 
     def _unreadable(self, name: str, error: Exception) -> NoReturn:
+        policy_id = policy_of_entry(name)
         raise StashError(
-            f"The policy {_policy_of(name)!r} was stashed and cannot be read back: {error}. Other "
-            f"policies are not concerned; `del policy_map[{_policy_of(name)!r}]` forgets it, or "
+            f"The policy {policy_id!r} was stashed and cannot be read back: {error}. Other "
+            f"policies are not concerned; `del policy_map[{policy_id!r}]` forgets it, or "
             "assign it anew."
         ) from error
 
@@ -207,13 +238,13 @@ class Stash:
         """
         content = json.dumps({"name": name, **record}, indent=1).encode()
         try:
-            self._make_folders()
+            self.make_folders()
             place_file(self.path(name, "json"), content, scratch=self._scratch)
             sync_folder(self.folder)
         except OSError as error:
             raise StashError(
-                f"The record of the policy {_policy_of(name)!r} cannot be written to the stash: "
-                f"{error}."
+                f"The record of the policy {policy_of_entry(name)!r} cannot be written to the "
+                f"stash: {error}."
             ) from error
 
     def read_record(self, name: str) -> dict[str, Any]:
@@ -237,26 +268,37 @@ class Stash:
         """Whether there is a record under a name."""
         return self.path(name, "json").is_file()
 
-    def recorded(self) -> Iterator[tuple[str, str]]:
-        """Yields name and policy id of the entries with a readable record, sorted by file.
-
-        A policy that has several ids comes once for each.
-        """
+    def list_records(self) -> list[RecordSummary]:
+        """Returns what the readable records of present entries say, the newest record last."""
+        summaries = []
         for path in sorted(self.folder.glob("*.json")):
             try:
                 record = load_json(read_regular(path, LARGEST))
                 name, policy_ids = record["name"], list(record["policy_ids"])
+                number = record.get("number", 0)  # earlier versions wrote none
             except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue
-            named = all(isinstance(x, str) for x in (name, *policy_ids))
-            if named and self.path(name, "json") == path and self.has(name):
-                yield from ((name, policy_id) for policy_id in policy_ids)
+            is_valid = all(isinstance(x, str) for x in (name, *policy_ids)) and type(number) is int
+            if is_valid and self.path(name, "json") == path and self.has(name):
+                summaries.append(RecordSummary(name, policy_ids, number))
+        return sorted(summaries, key=lambda summary: summary.number)
+
+    def remove_unrecorded(self) -> None:
+        """Removes images without a record, which a process left that was killed."""
+        for path in self.folder.glob("*.state"):
+            if not path.with_suffix(".json").exists():
+                remove_file(path)
 
 
-def _policy_of(name: str) -> str:
+def new_name(policy_id: str) -> str:
+    """Returns a name that no entry has, for an image of a policy."""
+    return f"{policy_id}~{secrets.token_hex(4)}"
+
+
+def policy_of_entry(name: str) -> str:
     """Returns the id of the policy that an entry is of.
 
-    >>> _policy_of("main~v2~0f3a")
+    >>> policy_of_entry("main~v2~0f3a")
     'main~v2'
     """
     return name.rpartition("~")[0]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tfpolicies.errors import FolderInUseError
+from tfpolicies.system.regular_files import require_regular
 
 fcntl: Any
 try:
@@ -21,6 +24,8 @@ except ImportError:  # only Unix has it
 logger = logging.getLogger("tfpolicies")
 
 _LOCK = "lock"
+_PATIENCE = 60.0  # seconds to wait for what takes milliseconds unless a process is stopped
+_PAUSE = 0.02
 
 
 class FolderLock:
@@ -33,27 +38,34 @@ class FolderLock:
 
     Args:
         folder: must be there.
+        warns: whether a file system without locks is worth a warning.
+
+    Attributes:
+        is_held: whether the folder is kept; False where the file system has no locks.
 
     Raises:
         FolderInUseError: if another process, or another lock of this one, has the folder.
-        OSError: if the file cannot be made.
+        OSError: if the file cannot be made or written, or if there is a link or something else
+            than a file in its place: another user may have put it there.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = open(folder / _LOCK, "a+b")  # noqa: SIM115 - it stays open
+    def __init__(self, folder: Path, *, warns: bool = True) -> None:
+        self.is_held = False
+        self._file = _open_lock(folder / _LOCK)
         try:
-            self._take(folder)
+            self._take(folder, warns=warns)
         except BaseException:
             self._file.close()
             raise
         _LOCKS.add(self)
         weakref.finalize(self, self._file.close)
 
-    def _take(self, folder: Path) -> None:
+    def _take(self, folder: Path, *, warns: bool) -> None:
         if fcntl is None:
             return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.is_held = True
         except BlockingIOError as error:
             owner = self._owner()
             raise FolderInUseError(
@@ -62,11 +74,12 @@ class FolderLock:
                 owner,
             ) from error
         except OSError as error:
-            logger.warning(
-                "%r cannot be locked (%s): see to it that one process at a time writes there.",
-                str(folder),
-                error,
-            )
+            if warns:
+                logger.warning(
+                    "%r cannot be locked (%s): see to it that one process at a time writes there.",
+                    str(folder),
+                    error,
+                )
         self._write(b"%d\n" % os.getpid())
 
     def _owner(self) -> str:
@@ -77,7 +90,8 @@ class FolderLock:
     def _write(self, content: bytes) -> None:
         """Puts the number of the process into the file, as far as the disk has room for it."""
         with contextlib.suppress(OSError):
-            self._file.truncate(0)
+            self._file.seek(0)
+            self._file.truncate()
             self._file.write(content)
             self._file.flush()
 
@@ -92,20 +106,88 @@ class FolderLock:
         self._file.close()
 
 
+def _open_lock(path: Path) -> BinaryIO:
+    """Opens a lock file, which is made if it is missing.
+
+    Raises:
+        OSError: if it cannot be opened, or is a link or no regular file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        require_regular(path, os.fstat(descriptor))
+        return os.fdopen(descriptor, "r+b")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def make_locked_folder(make: Callable[[], Path]) -> tuple[Path, FolderLock]:
+    """Returns a new folder and its lock.
+
+    Args:
+        make: makes a folder of another name each time it is called.
+    """
+    while True:
+        folder = make()
+        with contextlib.suppress(FolderInUseError, FileNotFoundError):
+            lock = FolderLock(folder, warns=False)
+            if folder.exists():
+                return folder, lock
+            lock.release()  # another process removed it before it was locked
+
+
+def remove_abandoned(folders: Iterable[Path]) -> None:
+    """Removes those of the folders that `make_locked_folder` made in processes that have ended.
+
+    Folders of other users stay, and so does every folder on a file system without locks.
+    """
+    for folder in folders:
+        with contextlib.suppress(FolderInUseError, OSError):
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            lock = FolderLock(folder, warns=False)
+            if lock.is_held:
+                shutil.rmtree(folder, ignore_errors=True)
+            lock.release()
+
+
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[bool]:
     """Enters when no other process is in such a block for `folder`; for what is soon done.
 
-    Where the file system has no locks, it enters at once.
+    Gives whether that is certain: where the file system has no locks, it enters at once.
+
+    Raises:
+        FolderInUseError: if another process does not leave its block within `_PATIENCE` seconds.
+        OSError: if the folder cannot be opened.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield _wait_for_flock(descriptor, folder)
     finally:
         os.close(descriptor)
+
+
+def _wait_for_flock(descriptor: int, folder: Path) -> bool:
+    """Takes the lock of a folder's descriptor; returns False if the file system has no locks."""
+    deadline = time.monotonic() + _PATIENCE
+    while fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise FolderInUseError(
+                    f"{str(folder)!r} has been in use by another process for {_PATIENCE:g} s, "
+                    "which writes there and may be stopped. Let that process go on, or end it; "
+                    "then try again.",
+                    "another process",
+                ) from error
+            time.sleep(_PAUSE)
+        except OSError:
+            break
+    return False
 
 
 _LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()

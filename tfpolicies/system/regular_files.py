@@ -24,10 +24,10 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
         OSError: if it cannot be opened, or is a folder, FIFO, socket or device.
         ValueError: if the path holds a NUL.
     """
-    _check(path, os.stat(path))  # opening some devices does something
+    require_regular(path, os.stat(path))  # opening some devices does something
     file = os.fdopen(os.open(path, _FLAGS), "rb", buffering=0)
     try:
-        _check(path, os.fstat(file.fileno()))
+        require_regular(path, os.fstat(file.fileno()))
     except OSError:
         file.close()
         raise
@@ -70,6 +70,11 @@ def content_of(file: FileIO, limit: int | None = None) -> bytes:
     return b"".join(parts)
 
 
-def _check(path: str | os.PathLike[str], found: os.stat_result) -> None:
+def require_regular(path: str | os.PathLike[str], found: os.stat_result) -> None:
+    """Checks by its status that a path is a regular file.
+
+    Raises:
+        OSError: if it is something else.
+    """
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(Path(path)))
