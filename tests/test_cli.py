@@ -546,6 +546,7 @@ def test_many_agents_are_mapped_to_policies_by_a_function_of_the_user(
         (["--config", "code_of_mine.py"], "--config: 'code_of_mine.py' cannot be read as JSON"),
         (["--config", "list.json"], 'must hold an object of settings, such as {"lr": 0.001}'),
         (["--config", "gama.json"], "has no such setting. Did you mean 'gamma' or 'lambda'?\n"),
+        (["--config", "env.json"], "env.json': env must be the name of an environment, such as"),
     ],
 )
 def test_what_the_user_names_is_there_or_nothing_is_begun(
@@ -553,6 +554,7 @@ def test_what_the_user_names_is_there_or_nothing_is_begun(
 ) -> None:
     (mine / "list.json").write_text("[1]")
     (mine / "gama.json").write_text('{"gama": 0.9}')
+    (mine / "env.json").write_text('{"env": [["CartPole-v1"]]}')
     assert main(["train", "CartPole-v1", *words]) == 2
     assert message in capsys.readouterr().err
     assert not (mine / "runs").exists()

@@ -13,6 +13,7 @@ import onnx
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from tfpolicies import Policy, PolicyMap, PPOConfig, PPOTF2Policy, import_policy
 from tfpolicies.envs.multi_agent_env import make_multi_agent
@@ -308,6 +309,31 @@ def test_a_saved_model_with_a_file_that_never_ends_is_refused(tmp_path):
     os.mkfifo(tmp_path / "variables" / "variables.data-00001-of-00002")
     with pytest.raises(ModelImportError, match="is no regular file"):
         import_policy(tmp_path, **POLE)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("place", ["root", "serving_default"])
+def test_a_saved_model_whose_signature_is_something_else_is_refused(place, tmp_path):
+    saved(tmp_path, lambda x: {"actions": x[:, 0] > 0})
+    model = SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
+    nodes = model.meta_graphs[0].object_graph_def.nodes
+    places = {x.local_name: x.node_id for node in nodes for x in node.children}
+    node = nodes[places.get(place, 0)]
+    node.Clear()
+    node.variable.dtype = 1
+    (tmp_path / "saved_model.pb").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelImportError, match=r"cannot be loaded|is no function of tensors"):
+        import_policy(tmp_path, **POLE)
+
+
+def test_a_saved_model_that_fails_when_it_runs_is_named(tmp_path):
+    def fail(x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 5.0)]):
+            return {"actions": x[:, 0] > 0}
+
+    policy = import_policy(saved(tmp_path, fail), **POLE)
+    with pytest.raises(ModelImportError, match="was loaded, but does not run"):
+        policy.compute_actions(np.full((1, 4), 9.0))
 
 
 def test_a_keras_file_that_holds_code_is_refused(tmp_path):

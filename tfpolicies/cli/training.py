@@ -165,6 +165,11 @@ def _settings_in(path: str | None) -> dict[str, Any]:
             f'--config: {path!r} must hold an object of settings, such as {{"lr": 0.001}}, got '
             f"{found!r:.60}."
         )
+    if not isinstance(found.get("env", ""), str):
+        raise UsageError(
+            f'--config: {path!r}: env must be the name of an environment, such as "CartPole-v1", '
+            f"got {found['env']!r:.60}."
+        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,9 +55,20 @@ class SavedModelFunction(ForeignModel):
             raise ModelImportError(
                 f"{self.source} cannot be loaded: {error!s:.500}. Save it again with TensorFlow 2."
             ) from error
-        self._function = self._found(signature)
-        args, kwargs = self._function.structured_input_signature
-        self._structure = (args, kwargs)
+        try:
+            self._function = self._found(signature)
+            self._read_interface()
+        except ModelImportError:
+            raise
+        except Exception as error:
+            raise ModelImportError(
+                f"{self.source} was refused: what it has as a signature is no function of tensors "
+                f"({error!s:.200}). Save it again with TensorFlow 2."
+            ) from error
+
+    def _read_interface(self) -> None:
+        """Reads which tensors the function takes and gives."""
+        self._structure = self._function.structured_input_signature
         self._leaves = [*_paths(self._structure_of_names())]
         self.inputs = [_socket(*each) for each in self._leaves if _is_tensor(each[1])]
         self.outputs = [
@@ -73,20 +85,33 @@ class SavedModelFunction(ForeignModel):
         """Returns all outputs by name; see `ForeignModel.run`."""
         flat = [tf.constant(feed[name]) if name in feed else leaf for name, leaf in self._leaves]
         args, kwargs = tf.nest.pack_sequence_as(self._structure, flat)
-        found = _paths(self._function(*args, **kwargs))
-        return {name: np.asarray(x) for name, x in found if _is_tensor(x)}
+        with self._failures_named():
+            found = _paths(self._function(*args, **kwargs))
+            return {name: np.asarray(x) for name, x in found if _is_tensor(x)}
 
     def initial_memory(self) -> list[np.ndarray] | None:
         """Returns what `get_initial_state` gives for one row, without its axis; None without it."""
         signature = self._loaded.signatures.get(_MEMORY)
-        if signature is not None:
-            names = signature.structured_input_signature[1]
-            given: Any = signature(**{name: tf.constant(1, x.dtype) for name, x in names.items()})
-        elif hasattr(self._loaded, _MEMORY):
-            given = self._loaded.get_initial_state(tf.constant(1))
-        else:
+        if signature is None and not hasattr(self._loaded, _MEMORY):
             return None
-        return [np.asarray(x)[0] for _, x in _paths(given)]
+        with self._failures_named():
+            if signature is None:
+                given: Any = self._loaded.get_initial_state(tf.constant(1))
+            else:
+                specs = signature.structured_input_signature[1]
+                given = signature(**{name: tf.constant(1, x.dtype) for name, x in specs.items()})
+            return [np.asarray(x)[0] for _, x in _paths(given)]
+
+    @contextlib.contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        """Turns what TensorFlow raises while the model runs into an error that names the model."""
+        try:
+            yield
+        except (tf.errors.OpError, TypeError, ValueError, LookupError) as error:
+            raise ModelImportError(
+                f"{self.source} was loaded, but does not run: {error!s:.200}. Save it again with "
+                "TensorFlow 2."
+            ) from error
 
     def _found(self, signature: str | None) -> Any:
         signatures = self._loaded.signatures
