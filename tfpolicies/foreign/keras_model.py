@@ -105,10 +105,16 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
     try:
         with zipfile.ZipFile(io.BytesIO(read_regular(path))) as archive:
             text = archive.open("config.json").read(_LARGEST)
-        weights = read_keras_weights(path)
+        config, what = json.loads(text), f"The model of {source}"
+        try:
+            weights = read_keras_weights(path)
+        except ModelImportError:
+            with built_from(source, 0), limit_work(model_work_limit):
+                model_from_json(config, what)  # what it must not name comes first
+            raise
         count = sum(x.array.size for layer in weights.layers for x in layer.weights)
         with built_from(source, count), limit_work(model_work_limit):
-            model = model_from_json(json.loads(text), f"The model of {source}")
+            model = model_from_json(config, what)
     except FileNotFoundError as error:
         raise MissingModelFileError(f"{source} is not there.") from error
     except (*_DAMAGED, CheckpointError) as error:
