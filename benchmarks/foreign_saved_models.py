@@ -2,9 +2,9 @@
 
 A sound SavedModel is changed, half of the time by a few bytes of one of its files, half of the time
 by an edit of its protobuf: other operations of the allow-list, shapes, types, inputs, functions
-that call themselves, other objects. `import_policy` then loads it and acts once, in a forked child with
-limits of CPU and memory. Each must be loaded or refused with an error of the package. Prints how
-often a child crashed, hung, or raised something else, and exits with 1 if one did.
+that call themselves, other objects. `import_policy` then loads it and acts once, in a forked child
+with limits of CPU and memory. Each must be loaded or refused with an error of the package. Prints
+how often a child crashed, hung, or raised something else, and exits with 1 if one did.
 """
 
 from __future__ import annotations

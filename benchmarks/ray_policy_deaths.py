@@ -1,9 +1,9 @@
 """Kills Ray workers while policies come and go: `python -m benchmarks.ray_policy_deaths`.
 
 In each round a worker's process is killed (SIGKILL) a random moment after `add_policy`,
-`remove_policy`, `sync_weights`, a checkpoint's `restore` or `train` has begun. The call must end, by
-success or by an error of the package; after it, and one more `train`, all workers must have the
-policies, the weights and the filters that the algorithm has, and be as many as before.
+`remove_policy`, `sync_weights`, a checkpoint's `restore` or `train` has begun. The call must end,
+by success or by an error of the package; after it, and one more `train`, all workers must have the
+policies and the weights that the algorithm has, and be as many as before.
 """
 
 from __future__ import annotations
