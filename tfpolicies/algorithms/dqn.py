@@ -69,7 +69,7 @@ from tfpolicies.models.q_learning import (
     td_errors,
     td_targets,
 )
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, one_of
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, is_one_of, one_of
 from tfpolicies.state import PolicyState
 
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
@@ -276,7 +276,8 @@ def _require_noisy(config: Mapping[str, Any]) -> None:
             "noisy=True needs the network that DQN builds: the layers of model['custom_model'] are "
             "its own. Leave one of them out."
         )
-    if (config["exploration_config"] or {}).get("type") in ("ParameterNoise", ParameterNoise):
+    kind = (config["exploration_config"] or {}).get("type")
+    if is_one_of(kind, "ParameterNoise", ParameterNoise):
         raise ConfigError(
             "noisy=True and exploration_config={'type': 'ParameterNoise'} both disturb the "
             "weights. Choose one of them."
