@@ -258,7 +258,7 @@ def show_value(value: Any, limit: int = 200) -> str:
 _LONGEST_COMPARED = 256  # characters; comparing takes time that grows with their square
 
 
-def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:
+def near_matches(name: Any, known: Iterable[str], limit: int = 3) -> str:
     """Returns a hint such as ``" Did you mean 'gamma'?"``, or an empty string.
 
     >>> near_matches("gama", ["gamma", "lr"])
@@ -266,10 +266,10 @@ def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:
     >>> near_matches("zzz", ["gamma", "lr"])
     ''
     """
-    if len(name) > _LONGEST_COMPARED:
+    if not isinstance(name, str) or len(name) > _LONGEST_COMPARED:
         return ""
     names = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(str(name).lower(), list(names), n=limit, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), list(names), n=limit, cutoff=0.6)
     if not close:
         return ""
     return f" Did you mean {' or '.join(repr(names[c]) for c in close)}?"
