@@ -204,3 +204,13 @@ def test_the_bounds_of_all_spaces_in_a_file_are_limited_together():
 def test_a_dict_whose_keys_are_no_names_is_refused(space):
     with pytest.raises(SpaceError, match=r"observation_space has a Dict with the key [05], but"):
         make(obs=space)
+
+
+def test_models_in_models_are_measured_once_at_each_depth():
+    def made(depth):
+        x = inputs = keras.Input((3,))
+        inner = made(depth - 1) if depth else keras.layers.Activation("tanh")
+        return keras.Model(inputs, inner(x))
+
+    few, many = (len(extent_of(lambda depth=depth: made(depth)).outputs) for depth in (6, 12))
+    assert many <= 2 * few

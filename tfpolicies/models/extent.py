@@ -148,7 +148,8 @@ def _known(shape: Any) -> Shape:
 
 def _outputs(model: Any) -> Iterator[Shape]:
     """Yields the shapes of what the layers of a model give, those of inner models too."""
-    for layer in [*getattr(model, "operations", []), *getattr(model, "layers", [])]:
+    layers = [*getattr(model, "operations", []), *getattr(model, "layers", [])]
+    for layer in {id(layer): layer for layer in layers}.values():  # most are in both
         with contextlib.suppress(AttributeError, ValueError):  # it has not been called
             yield from (_known(tensor.shape) for tensor in keras.tree.flatten(layer.output))
         if layer is not model:
