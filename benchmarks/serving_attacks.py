@@ -208,13 +208,13 @@ CALL = b"".join(
 
 
 def run_in_circles(attack: Attack) -> None:
-    body = {"inputs": [{**TENSOR, "data": [1.0, 0.0, 0.0, 0.0]}]}
+    body = {"inputs": [{**TENSOR, "data": [2.0, 0.0, 0.0, 0.0]}]}
     attack.post("/v2/models/loop/infer", json.dumps(body).encode())
     attack.rest(0.2)
 
 
 def with_endless_loop(folder: Path) -> None:
-    """Lets the greedy model of an export run in a circle where an observation is above 0."""
+    """Lets the greedy model of an export run in a circle where an observation is above 1."""
     import onnx
 
     make_node, make_info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -234,12 +234,12 @@ def with_endless_loop(folder: Path) -> None:
         node.input[:] = ["looped" if name == "obs" else name for name in node.input]
     added = [
         make_node("ReduceMax", ["obs"], ["most"], keepdims=0),
-        make_node("Greater", ["most", "nought"], ["is_above"]),
+        make_node("Greater", ["most", "one"], ["is_above"]),
         make_node("Loop", ["", "is_above", "obs"], ["looped"], body=body),
     ]
     for node in reversed(added):
         model.graph.node.insert(0, node)
-    model.graph.initializer.append(onnx.helper.make_tensor("nought", types.FLOAT, [], [0.0]))
+    model.graph.initializer.append(onnx.helper.make_tensor("one", types.FLOAT, [], [1.0]))
     content = model.SerializeToString()
     (folder / "model.onnx").write_bytes(content)
     spec = json.loads((folder / "policy_spec.json").read_text())

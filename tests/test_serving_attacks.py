@@ -620,7 +620,7 @@ def test_what_runs_too_long_is_ended_and_what_is_quick_is_not(endless):
 
 @pytest.fixture(scope="module")
 def endless(folder, tmp_path_factory):
-    """The model of an export that runs in a circle where an observation is above 0."""
+    """The model of an export that runs in a circle where an observation is above 1."""
     import hashlib
     import shutil
 
@@ -640,12 +640,12 @@ def endless(folder, tmp_path_factory):
         each.input[:] = ["looped" if name == "obs" else name for name in each.input]
     added = [
         node("ReduceMax", ["obs"], ["most"], keepdims=0),
-        node("Greater", ["most", "nought"], ["is_above"]),
+        node("Greater", ["most", "one"], ["is_above"]),
         node("Loop", ["", "is_above", "obs"], ["looped"], body=body),
     ]
     for each in reversed(added):
         model.graph.node.insert(0, each)
-    model.graph.initializer.append(onnx.helper.make_tensor("nought", types.FLOAT, [], [0.0]))
+    model.graph.initializer.append(onnx.helper.make_tensor("one", types.FLOAT, [], [1.0]))
     content = model.SerializeToString()
     (made / "model.onnx").write_bytes(content)
     spec = json.loads((made / "policy_spec.json").read_text())
@@ -656,7 +656,8 @@ def endless(folder, tmp_path_factory):
 
 def test_a_model_that_does_not_end_holds_up_no_other_and_not_the_end(folder, endless):
     with Server(f"mlp={folder}", f"loop={endless.parent}", "--max-seconds", "2") as server:
-        status, error = send(server, "/v2/models/loop/infer", GOOD)
+        above = json.dumps({"inputs": [{**TENSOR, "data": [2, 0, 0]}]}).encode()
+        status, error = send(server, "/v2/models/loop/infer", above)
         assert (status, "'loop' did not answer within 2 seconds" in error) == (504, True)
         below = json.dumps({"inputs": [{**TENSOR, "data": [-1, -2, -3]}]}).encode()
         assert send(server, "/v2/models/loop/infer", below) == (200, None)
@@ -664,11 +665,11 @@ def test_a_model_that_does_not_end_holds_up_no_other_and_not_the_end(folder, end
             stub = GRPCInferenceServiceStub(channel)
             request = service_pb2.ModelInferRequest(model_name="loop")
             request.inputs.add(name="obs", datatype="FP32", shape=[1, 3])
-            request.raw_input_contents.append(np.ones(3, np.float32).tobytes())
+            request.raw_input_contents.append(np.full(3, 2, np.float32).tobytes())
             with pytest.raises(grpc.RpcError) as refusal:
                 stub.ModelInfer(request, timeout=60)
             assert refusal.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        running = threading.Thread(target=send, args=(server, "/v2/models/loop/infer", GOOD))
+        running = threading.Thread(target=send, args=(server, "/v2/models/loop/infer", above))
         running.start()
         time.sleep(0.2)
         assert send(server, INFER, GOOD) == (200, None)
