@@ -43,7 +43,7 @@ DATA, HEADERS, SETTINGS, PING, WINDOW = 0, 1, 4, 6, 8
 
 
 class Attack:
-    """An attack that goes on until it is over, and counts what is answered.
+    """An attack that repeats until it is ended, and counts the answers.
 
     Attributes:
         answers: how often each status came.
@@ -213,8 +213,11 @@ def run_in_circles(attack: Attack) -> None:
     attack.rest(0.2)
 
 
-def with_endless_loop(folder: Path) -> None:
-    """Lets the greedy model of an export run in a circle where an observation is above 1."""
+def with_endless_loop(folder: Path, above: float = 1.0) -> None:
+    """Lets the greedy model of an export run without end where an observation is above a number.
+
+    Trials of models give them observations of 0 and 1.
+    """
     import onnx
 
     make_node, make_info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -234,12 +237,12 @@ def with_endless_loop(folder: Path) -> None:
         node.input[:] = ["looped" if name == "obs" else name for name in node.input]
     added = [
         make_node("ReduceMax", ["obs"], ["most"], keepdims=0),
-        make_node("Greater", ["most", "one"], ["is_above"]),
+        make_node("Greater", ["most", "least"], ["is_above"]),
         make_node("Loop", ["", "is_above", "obs"], ["looped"], body=body),
     ]
     for node in reversed(added):
         model.graph.node.insert(0, node)
-    model.graph.initializer.append(onnx.helper.make_tensor("one", types.FLOAT, [], [1.0]))
+    model.graph.initializer.append(onnx.helper.make_tensor("least", types.FLOAT, [], [above]))
     content = model.SerializeToString()
     (folder / "model.onnx").write_bytes(content)
     spec = json.loads((folder / "policy_spec.json").read_text())

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -13,12 +14,12 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-import onnx
 import pytest
 from served import Server, export, policy_of
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from benchmarks.serving_attacks import with_endless_loop
 from tfpolicies.cli import main
 from tfpolicies.errors import RequestError, UsageError, near_matches
 from tfpolicies.serving import connections, rest, rpc
@@ -600,7 +601,7 @@ def test_a_message_that_is_none_is_refused(server):
 def test_what_runs_too_long_is_ended_and_what_is_quick_is_not(endless):
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(endless.read_bytes())
+    session = onnxruntime.InferenceSession((endless / "model.onnx").read_bytes())
     limits = TimeLimits()
 
     def run(value, seconds):
@@ -609,53 +610,25 @@ def test_what_runs_too_long_is_ended_and_what_is_quick_is_not(endless):
             return session.run(None, {"obs": obs}, limits.get_options())
 
     with pytest.raises(OverdueError):
-        run(1.0, 0.2)
+        run(2.0, 0.2)
     assert run(0.0, 60.0)  # the one before is forgotten
     with pytest.raises(ZeroDivisionError), limits.limit(60.0):
         raise ZeroDivisionError
     limits.stop()
     with pytest.raises(OverdueError):
-        run(1.0, 60.0)
+        run(2.0, 60.0)
 
 
 @pytest.fixture(scope="module")
 def endless(folder, tmp_path_factory):
-    """The model of an export that runs in a circle where an observation is above 1."""
-    import hashlib
-    import shutil
-
-    made = tmp_path_factory.mktemp("loop") / "loop"
-    shutil.copytree(folder, made)
-    node, value, types = onnx.helper.make_node, onnx.helper.make_tensor_value_info, onnx.TensorProto
-    inside = [
-        value("i", types.INT64, []),
-        value("c", types.BOOL, []),
-        value("x", types.FLOAT, None),
-    ]
-    after = [value("again", types.BOOL, []), value("y", types.FLOAT, None)]
-    steps = [node("Identity", ["c"], ["again"]), node("Neg", ["x"], ["y"])]
-    body = onnx.helper.make_graph(steps, "body", inside, after)
-    model = onnx.load(made / "model.onnx")
-    for each in model.graph.node:
-        each.input[:] = ["looped" if name == "obs" else name for name in each.input]
-    added = [
-        node("ReduceMax", ["obs"], ["most"], keepdims=0),
-        node("Greater", ["most", "one"], ["is_above"]),
-        node("Loop", ["", "is_above", "obs"], ["looped"], body=body),
-    ]
-    for each in reversed(added):
-        model.graph.node.insert(0, each)
-    model.graph.initializer.append(onnx.helper.make_tensor("one", types.FLOAT, [], [1.0]))
-    content = model.SerializeToString()
-    (made / "model.onnx").write_bytes(content)
-    spec = json.loads((made / "policy_spec.json").read_text())
-    spec["sha256"]["model.onnx"] = hashlib.sha256(content).hexdigest()
-    (made / "policy_spec.json").write_text(json.dumps(spec))
-    return made / "model.onnx"
+    """The folder of an export whose model does not end where an observation is above 1."""
+    copy = shutil.copytree(folder, tmp_path_factory.mktemp("loop") / "loop")
+    with_endless_loop(copy)
+    return copy
 
 
 def test_a_model_that_does_not_end_holds_up_no_other_and_not_the_end(folder, endless):
-    with Server(f"mlp={folder}", f"loop={endless.parent}", "--max-seconds", "2") as server:
+    with Server(f"mlp={folder}", f"loop={endless}", "--max-seconds", "2") as server:
         above = json.dumps({"inputs": [{**TENSOR, "data": [2, 0, 0]}]}).encode()
         status, error = send(server, "/v2/models/loop/infer", above)
         assert (status, "'loop' did not answer within 2 seconds" in error) == (504, True)
@@ -679,7 +652,7 @@ def test_a_model_that_does_not_end_holds_up_no_other_and_not_the_end(folder, end
 
 def test_a_server_that_ends_loads_no_more(endless):
     async def run():
-        repository = Repository({"loop": endless.parent}, say=lambda line: None)
+        repository = Repository({"loop": endless}, say=lambda line: None)
         repository.time_limits.stop()
         with pytest.raises(Exception, match="was tried on a few rows, which did not end"):
             await repository.load()

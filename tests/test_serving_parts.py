@@ -1,7 +1,6 @@
 """What a server is made of, in this process: batches, sequences, versions."""
 
 import asyncio
-import hashlib
 import json
 import re
 import shutil
@@ -11,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
-import onnx
 import pytest
 from gymnasium import spaces
 from served import MASKED, export, inputs_of, place, policy_of
@@ -19,6 +17,7 @@ from tiny import make
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from benchmarks.serving_attacks import with_endless_loop
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving import rest
 from tfpolicies.serving.access import Access
@@ -689,30 +688,9 @@ def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeyp
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def with_endless_loop(folder):
-    """Lets the greedy model of an export run in a circle before it reads the observation."""
-    make_node, tensor = onnx.helper.make_node, onnx.helper.make_tensor
-    value = onnx.helper.make_tensor_value_info
-    bool_, float_, int_ = (getattr(onnx.TensorProto, x) for x in ("BOOL", "FLOAT", "INT64"))
-    steps = [make_node("Identity", ["c"], ["again"]), make_node("Neg", ["x"], ["y"])]
-    taken = [value("i", int_, []), value("c", bool_, []), value("x", float_, None)]
-    given = [value("again", bool_, []), value("y", float_, None)]
-    body = onnx.helper.make_graph(steps, "body", taken, given)
-    model = onnx.load(folder / "model.onnx")
-    for node in model.graph.node:
-        node.input[:] = ["looped" if name == "obs" else name for name in node.input]
-    model.graph.node.insert(0, make_node("Loop", ["", "true", "obs"], ["looped"], body=body))
-    model.graph.initializer.append(tensor("true", bool_, [], [True]))
-    content = model.SerializeToString()
-    (folder / "model.onnx").write_bytes(content)
-    spec = json.loads((folder / "policy_spec.json").read_text())
-    spec["sha256"]["model.onnx"] = hashlib.sha256(content).hexdigest()
-    (folder / "policy_spec.json").write_text(json.dumps(spec))
-
-
 def test_a_model_that_does_not_come_to_an_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tfpolicies.export.player._try_in_process", lambda source, model: None)
     folder = export(policy_of("mlp"), tmp_path / "agent")
-    with_endless_loop(folder)
+    with_endless_loop(folder, above=-np.inf)
     with pytest.raises(ExportError, match=r"did not end in 0\.5 seconds"):
         asyncio.run(Repository({"agent": folder}, Limits(max_seconds=0.5)).load())
