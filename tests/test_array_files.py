@@ -90,6 +90,24 @@ def test_a_name_that_two_links_spell_is_refused():
         unpack_arrays(plain_group(a=1, **{"%61": 2}))
 
 
+@pytest.mark.core
+def test_names_that_overlap_are_charged_as_often_as_they_are_read():
+    count, longest = 500, "n" * 4000
+    image = bytearray(plain_group(**{f"{i:03}": i for i in range(count)}, **{longest: 0}))
+    assert len(unpack_arrays(bytes(image))) == count + 1
+    names = image.index(longest.encode())
+    heap = image.rindex(b"000\0", 0, names)  # the names of the group, of which this is the first
+    offset, table, number = names - heap + 8, -1, 0
+    while (table := image.find(b"SNOD", table + 1)) >= 0:
+        entries = int.from_bytes(image[table + 6 : table + 8], "little")
+        for entry in range(entries if entries > 1 else 0):  # the root has one
+            place = table + 8 + 40 * entry
+            image[place : place + 8] = (offset + number).to_bytes(8, "little")
+            number += 1
+    with pytest.raises(CheckpointError, match="longer together than the file"):
+        unpack_arrays(bytes(image))
+
+
 def test_a_bool_is_a_zero_or_a_one():
     image = pack_arrays({"done": np.array([True, False, True, True])})
     place = image.index(b"\1\0\1\1")

@@ -146,6 +146,10 @@ def _objects(file):
     _vars(file).create_dataset("0", data=["text"], dtype=h5py.string_dtype())
 
 
+def _bools(file):
+    _vars(file)["0"] = np.array([True, False])
+
+
 def _huge(file):
     _vars(file).create_dataset("0", (1 << 40,), "f4")
 
@@ -168,7 +172,8 @@ def _empty(file):
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    "write", [_chunked, _soft, _external, _outside, _objects, _huge, _circle, _shared, _empty]
+    "write",
+    [_chunked, _soft, _external, _outside, _objects, _bools, _huge, _circle, _shared, _empty],
 )
 def test_what_keras_never_writes_is_refused(write, tmp_path):
     path = hdf5(tmp_path / "x.weights.h5", write)

@@ -117,6 +117,7 @@ def _entries(source: Hdf5Source, table: int, names: bytes) -> Iterator[_Link]:
         end = names.find(b"\0", start, start + LONGEST_NAME)
         if end < 0:
             raise Hdf5Error("the name of a member has no end")
+        source.charge(end - start)  # names may overlap
         yield _Link(_checked_name(names[start:end]), address, 0)
 
 
@@ -164,9 +165,8 @@ class _FractalHeap:
             raise UnsupportedHdf5Error("the heap of a group is compressed, or has unusual keys")
         fields = source.unpack("HQQHHQH", address + 110)
         self._width, self._start, largest, bits, _, self._root, self._rows = fields
-        if not all(_is_power_of_two(x) for x in (self._width, self._start, largest)):
-            raise Hdf5Error("the heap of a group is damaged")
-        if self._width * self._start > largest or not 8 <= bits <= 64:
+        is_table = all(map(_is_power_of_two, (self._width, self._start, largest)))
+        if not is_table or self._width * self._start > largest or not 8 <= bits <= 64:
             raise Hdf5Error("the heap of a group is damaged")
         self._offset_size = (bits + 7) // 8
         self._direct_rows = largest.bit_length() - self._start.bit_length() + 2
@@ -218,18 +218,10 @@ def _tree_records(source: Hdf5Source, address: int) -> Iterator[bytes]:
     """Yields the records of a version-2 B-tree of names, in no particular order."""
     head = source.unpack("4sBBIHHxxQH", address)
     signature, version, kind, node_size, record, depth, root, count = head
-    if (signature, version, kind, record) != (b"BTHD", 0, 5, _RECORD) or depth > 16:
-        raise Hdf5Error("the index of a group is damaged")
     most = (node_size - 10) // _RECORD  # records of a leaf
-    if most < 1:
+    if (signature, version, kind, record) != (b"BTHD", 0, 5, _RECORD) or depth > 16 or most < 1:
         raise Hdf5Error("the index of a group is damaged")
-    count_size = _bytes_for(most)
-    pointers = [0]  # bytes of a pointer to a child, by the level of the node that has it
-    total = most  # records in and below a node of a level
-    for level in range(1, depth + 1):
-        pointers.append(8 + count_size + (_bytes_for(total) if level > 1 else 0))
-        fitting = (node_size - 10 - pointers[level]) // (_RECORD + pointers[level])
-        total = (fitting + 1) * total + fitting
+    count_size, pointers = _bytes_for(most), _pointer_sizes(node_size, depth)
     pending = [(root, count, depth)] if count else []
     while pending:
         node, count, level = pending.pop()
@@ -245,6 +237,21 @@ def _tree_records(source: Hdf5Source, address: int) -> Iterator[bytes]:
             (child,) = unpack_fields("Q", body, at)
             below = int.from_bytes(body[at + 8 : at + 8 + count_size], "little")
             pending.append((child, below, level - 1))
+
+
+def _pointer_sizes(node_size: int, depth: int) -> list[int]:
+    """Returns the bytes of a pointer to a child, by the level of the node that has it.
+
+    A pointer is an address, the records of the child, and above level 1 those below it, too.
+    """
+    total = most = (node_size - 10) // _RECORD  # records in and below a node of a level
+    pointers = [0]
+    for level in range(1, depth + 1):
+        size = 8 + _bytes_for(most) + (_bytes_for(total) if level > 1 else 0)
+        fitting = (node_size - 10 - size) // (_RECORD + size)
+        total = (fitting + 1) * total + fitting
+        pointers.append(size)
+    return pointers
 
 
 def _bytes_for(number: int) -> int:

@@ -114,6 +114,8 @@ def _array(source: Hdf5Object, where: str) -> NamedArray:
         array = source.array()
     except Hdf5Error as error:
         raise type(error)(f"the weight {where!r}: {error}") from error
+    if array.dtype.kind == "b":
+        raise UnsupportedHdf5Error(f"the weight {where!r}: it holds bools, not numbers")
     return NamedArray(name, array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
