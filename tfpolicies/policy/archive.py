@@ -17,7 +17,7 @@ import numpy as np
 from tfpolicies.errors import FolderInUseError, StashError, TfPoliciesError
 from tfpolicies.policy.checkpoints import policy_of_record, policy_record
 from tfpolicies.policy.policy import Policy
-from tfpolicies.storage.stash import HEADER, Stash
+from tfpolicies.storage.stash import HEADER, RecordSummary, Stash
 from tfpolicies.system.atomic import make_folder, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock, alone_in
 
@@ -80,20 +80,26 @@ class Archive:
             stash: the own one, or that of frozen policies.
             known: ids that the map has already.
         """
+        return self._add_recorded(stash, stash.list_records(), known)
+
+    def _add_recorded(
+        self, stash: Stash, summaries: Sequence[RecordSummary], known: Container[str]
+    ) -> list[str]:
         known_here = self._deleted | self.waiting.keys()
-        found: dict[str, Entry] = {}
-        for summary in stash.list_records():
+        entries: dict[str, Entry] = {}
+        for summary in summaries:
             new = [x for x in summary.policy_ids if x not in known and x not in known_here]
-            found.update(dict.fromkeys(new, Entry(stash, summary.name)))
+            entries.update(dict.fromkeys(new, Entry(stash, summary.name)))
             self._number = max(self._number, summary.number)
-        self.waiting.update(found)
-        return sorted(found)
+        self.waiting.update(entries)
+        return sorted(entries)
 
     def open_own(self) -> None:
         """Lets wait what the own stash has records of, and removes what a killed process left."""
-        self.find(self.stash, ())
+        summaries = self.stash.list_records()
+        self._add_recorded(self.stash, summaries, ())
         if self._held is not None and self._held.is_held:
-            for summary in self.stash.list_records():
+            for summary in summaries:
                 if Entry(self.stash, summary.name) not in self.waiting.values():
                     self.stash.remove(summary.name)  # a newer record has its ids
             self.stash.remove_unrecorded()
