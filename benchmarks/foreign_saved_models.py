@@ -122,14 +122,14 @@ def edit_protobuf(folder: Path, rng: random.Random) -> str:
     functions = list(graph.graph_def.library.function)
     objects = graph.object_graph_def
     kinds = ["op", "input", "shape", "type", "const", "drop", "call", "object", "signature", "attr"]
-    told = []
+    edits = []
     for _ in range(rng.choice([1, 1, 2, 4])):
         kind = rng.choice(kinds)
         function = rng.choice(functions)
         node = rng.choice(function.node_def) if function.node_def else None
         if node is None:
             continue
-        told.append(f"{kind} of {node.op}")
+        edits.append(f"{kind} of {node.op}")
         if kind == "op":
             node.op = rng.choice(sorted(KNOWN))
         elif kind == "input" and node.input:
@@ -173,7 +173,7 @@ def edit_protobuf(folder: Path, rng: random.Random) -> str:
                     info.tensor_shape.dim.add().size = rng.choice(_SIZES)
                     info.dtype = rng.randrange(0, 30)
     path.write_bytes(model.SerializeToString())
-    return ", ".join(told)
+    return ", ".join(edits)
 
 
 def attempt(folder: Path) -> str:

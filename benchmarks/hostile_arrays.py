@@ -1,4 +1,4 @@
-"""Array files that somebody changed: bytes that the HDF5 library crashes on, for `fuzz_attacks`."""
+"""Changed array files, on which the HDF5 library crashes, for `fuzz_attacks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX files that somebody made to do harm, for `fuzz_attacks`: built ones and damaged ones."""
+"""Hostile ONNX files for `fuzz_attacks`: built ones and damaged ones."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_calls_that_overlap_are_steps_in_their_order_and_reset_forgets(chromium,
 
 
 @pytest.mark.parametrize(
-    ("name", "obs", "told"),
+    ("name", "obs", "words"),
     [
         ("mlp", "[1, 2]", "The observation must have 4 numbers, got 2"),
         ("mlp", "[0, 0, NaN, 0]", "The observation must be numbers, got NaN"),
@@ -254,7 +254,7 @@ def test_calls_that_overlap_are_steps_in_their_order_and_reset_forgets(chromium,
     ],
 )
 def test_a_wrong_observation_is_named_and_the_next_one_is_answered(
-    chromium, exported, name, obs, told
+    chromium, exported, name, obs, words
 ):
     policy, url = exported(name)
     (good,) = observations(policy, 1)
@@ -266,7 +266,7 @@ def test_a_wrong_observation_is_named_and_the_next_one_is_answered(
         return [fault, await policy.act(given)];
     """
     fault, action = chromium.do("run", script=script, given=plain(good))
-    assert told in fault
+    assert words in fault
     assert_same(action, plain(policy.session().act(good, explore=False)))
 
 
@@ -351,7 +351,7 @@ def with_other_file(content):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         (disguise, "model.onnx is in the format of ONNX Runtime"),
         (of_another_domain, 'model.onnx has operators of "com.microsoft"'),
@@ -360,7 +360,7 @@ def with_other_file(content):
     ],
 )
 def test_a_model_that_the_server_refuses_is_not_run(
-    chromium, helpers, dist, tmp_path, change, told
+    chromium, helpers, dist, tmp_path, change, words
 ):
     folder = tmp_path / "page"
     tiny.make().export_model(folder, web=True, ort_web=dist)
@@ -372,11 +372,11 @@ def test_a_model_that_the_server_refuses_is_not_run(
     with helpers.served(folder) as url:
         chromium.do("open", url=url)
         chromium.do("wait", until=READY)
-        assert told in chromium.do("text", at="#fault")
+        assert words in chromium.do("text", at="#fault")
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         ({"files": {"serving_default": "../model.onnx"}}, "which is no file beside it"),
         ({"files": {"serving_default": "//evil.example/model.onnx"}}, "no file beside it"),
@@ -388,7 +388,7 @@ def test_a_model_that_the_server_refuses_is_not_run(
     ],
 )
 def test_a_spec_that_the_server_refuses_is_not_followed(
-    chromium, helpers, dist, tmp_path, change, told
+    chromium, helpers, dist, tmp_path, change, words
 ):
     folder = tmp_path / "page"
     tiny.make().export_model(folder, web=True, ort_web=dist)
@@ -397,7 +397,7 @@ def test_a_spec_that_the_server_refuses_is_not_followed(
     with helpers.served(folder) as url:
         chromium.do("open", url=url)
         chromium.do("wait", until=READY)
-        assert told in chromium.do("text", at="#fault")
+        assert words in chromium.do("text", at="#fault")
 
 
 def test_a_spec_with_arrays_that_no_policy_has_is_not_followed(chromium, helpers, dist, tmp_path):
@@ -406,7 +406,7 @@ def test_a_spec_with_arrays_that_no_policy_has_is_not_followed(chromium, helpers
     path = folder / "policy_spec.json"
     port = {"shape": ["batch", 10**6, 10**6]}, {"dtype": "complex64"}
     with helpers.served(folder) as url:
-        for change, told in zip(
+        for change, words in zip(
             port, ("1000000000000 numbers", 'arrays of "complex64"'), strict=True
         ):
             spec = json.loads(path.read_text())
@@ -415,7 +415,7 @@ def test_a_spec_with_arrays_that_no_policy_has_is_not_followed(chromium, helpers
             path.write_text(json.dumps(spec))
             chromium.do("open", url=url)
             chromium.do("wait", until=READY)
-            assert told in chromium.do("text", at="#fault")
+            assert words in chromium.do("text", at="#fault")
             path.write_bytes(sound)
 
 

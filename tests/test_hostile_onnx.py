@@ -253,7 +253,7 @@ def test_an_endless_model_of_an_export_is_not_served(export_with):
 
 
 def above_four(*nodes):
-    """Returns nodes that are told by `is_time` whether an observation is above 4."""
+    """Returns nodes that read from `is_time` whether an observation is above 4."""
     return [
         node("ReduceMax", ["obs"], ["largest"], keepdims=0),
         node("Greater", ["largest", "four"], ["is_time"]),

@@ -43,6 +43,11 @@ def is_one_of(value: Any, *choices: Any) -> bool:
     return isinstance(value, Hashable) and value in choices
 
 
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold a text: it has no lone surrogates."""
+    return text.encode(errors="ignore").decode() == text
+
+
 def _as_float(number: Any) -> float:
     """Returns a real number as a float; NaN for an integer that is too large for one."""
     try:

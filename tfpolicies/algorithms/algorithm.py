@@ -1024,7 +1024,7 @@ class Algorithm:
             CheckpointError: if the checkpoint is missing, damaged, foreign, not finite or of
                 another class, if a stored model takes too much work, or if it was saved with
                 functions that a file cannot hold and that are not given.
-            ConfigError: if `model_work_limit` is no positive number.
+            ConfigError: if `model_work_limit` is not a positive number.
             SpaceError: if the environment has other spaces than the policies were trained with.
                 Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.

@@ -442,7 +442,7 @@ class StoredAlgorithm:
             allow_other_spaces: as in `from_checkpoint`.
             allow_non_finite: likewise.
             custom_objects: likewise.
-            model_work_limit: likewise.
+            model_work_limit: as in `from_checkpoint`.
         """
         with self._reading():
             kind, lacking = self._class(kind), self.unheld()

@@ -12,6 +12,7 @@ import gymnasium as gym
 from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
 from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS
 from tfpolicies.errors import CheckpointError, ConfigError, show_value
+from tfpolicies.rules import is_unicode
 from tfpolicies.storage.json_values import (
     decode_value,
     encode_value,
@@ -40,16 +41,12 @@ def validate_policy_id(policy_id: Any, error: bool = False) -> None:
         f"A policy id must be a non-empty str without any of {_NOT_IN_IDS} and without a space or "
         f"dot at its end, of characters that UTF-8 has; got {show_value(policy_id)}."
     )
-    if not isinstance(policy_id, str) or not policy_id or _has_surrogates(policy_id):
+    if not isinstance(policy_id, str) or not policy_id or not is_unicode(policy_id):
         raise ConfigError(rule)
     if set(policy_id) & set(_NOT_IN_IDS) or policy_id[-1] in " .":
         if error:
             raise ConfigError(rule)
         logger.warning("%s It is taken all the same.", rule)
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 _FIELDS = ("policy_class", "observation_space", "action_space", "config")

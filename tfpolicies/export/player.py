@@ -696,7 +696,7 @@ class _Rebuilding:
         """Returns a message with its fields written in the one usual way.
 
         Raises:
-            IndexError: if it is damaged.
+            LookupError: if it is damaged.
             ValueError: if it is refused.
         """
         if depth > _DEEPEST:
@@ -711,7 +711,7 @@ class _Rebuilding:
                 size, start = _varint(message, start)
                 at = start + size
             else:
-                at = _varint(message, start)[1] if wire == 0 else start + _SIZES[wire]
+                at = _varint(message, start)[1] if wire == 0 else start + _FIXED_SIZES[wire]
             content = message[start:at]
             if at > end:
                 raise IndexError
@@ -736,7 +736,7 @@ class _Rebuilding:
         return result
 
 
-_SIZES = (0, 8, 0, 9**99, 9**99, 4, 9**99, 9**99)  # bytes of a field, by its wire type
+_FIXED_SIZES = {1: 8, 5: 4}  # bytes of a field, by its wire type
 
 
 def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
@@ -759,7 +759,7 @@ def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
         )
     try:
         model = _Rebuilding(limited).copy("model", memoryview(content))
-    except IndexError:
+    except LookupError:
         raise ValueError(f"{path} is damaged; export the policy again.") from None
     except ValueError as error:
         raise ValueError(

@@ -169,7 +169,7 @@ class _Reader:
         }
 
     def _foreign(self, name: str, registered: str, module: Any, kind: Kind) -> type:
-        """Returns the class of somebody else that stands in a place, and adds it to `used`."""
+        """Returns the class outside Keras that a record names, and adds it to `used`."""
         found = _known(registered) or _known(name)
         if not isinstance(found, type):
             raise _refused(

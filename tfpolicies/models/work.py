@@ -74,7 +74,7 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
         model_work_limit: the factor; `math.inf` for no limit.
 
     Raises:
-        ConfigError: if it is no positive number.
+        ConfigError: if it is not a positive number.
     """
     is_number = isinstance(model_work_limit, int | float) and model_work_limit > 0
     if not is_number or isinstance(model_work_limit, bool):
@@ -239,7 +239,7 @@ class _Meter:
         return work + _regularize_outputs(layer, given) + self._measure_inner_models(layer)
 
     def _measure_inner_models(self, layer: Any) -> Work:
-        """Measures the models in a layer of somebody else's, with the inputs that they declare."""
+        """Measures the models inside a custom layer, with the inputs that they declare."""
         work = Work()
         for part in getattr(layer, "layers", []):
             if isinstance(part, keras.Model) and (inputs := _get_declared_inputs(part)) is not None:

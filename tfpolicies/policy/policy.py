@@ -689,7 +689,7 @@ class Policy(metaclass=ported.AskedByPorted):
         Raises:
             CheckpointError: if it is missing, damaged or foreign, of another class or not finite,
                 or if a stored model takes too much work; the message names the file.
-            ConfigError: if `model_work_limit` is no positive number.
+            ConfigError: if `model_work_limit` is not a positive number.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module

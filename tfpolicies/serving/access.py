@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tfpolicies.errors import RequestError, UsageError
 from tfpolicies.serving.texts import quote
+from tfpolicies.system.regular_files import content_of, open_regular
 
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _HEALTH = ("/v2/health/live", "/v2/health/ready")
@@ -145,14 +146,12 @@ def read_token(path: Path, warn: Callable[[str], object]) -> str:
         UsageError: if there is no such file, or it holds anything but one word.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with open(descriptor, "rb") as file:
-            mode = os.fstat(descriptor).st_mode
-            content = file.read(_LONGEST_TOKEN + 1) if stat.S_ISREG(mode) else b""
+        with open_regular(path) as file:
+            mode, content = os.fstat(file.fileno()).st_mode, content_of(file, _LONGEST_TOKEN)
     except OSError as error:
         raise UsageError(f"--token-file {str(path)!r} cannot be read: {error}.") from error
     token = content.strip()
-    if not (0 < len(token) <= _LONGEST_TOKEN and all(32 < byte < 127 for byte in token)):
+    if not token or not all(32 < byte < 127 for byte in token):
         raise UsageError(
             f"--token-file {str(path)!r} must hold one word of at most {_LONGEST_TOKEN} ASCII "
             "characters. Write one: openssl rand -hex 32 > FILE."

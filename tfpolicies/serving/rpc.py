@@ -91,8 +91,8 @@ class _Message:
             self._end(error)
 
     def _give_way(self) -> None:
-        told = "Others need the memory of this message, which takes long to arrive. Try it again."
-        self._end(RequestError(told, 503))
+        reason = "Others need the memory of this message, which takes long to arrive. Try it again."
+        self._end(RequestError(reason, 503))
 
     def _end_late(self) -> None:
         self._end(RequestError(f"The message did not arrive within {_PATIENCE:.0f} seconds.", 408))

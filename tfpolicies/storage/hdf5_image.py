@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 from tfpolicies.errors import CheckpointError
+from tfpolicies.rules import is_unicode
 from tfpolicies.storage.hdf5_reader import Hdf5Object
 from tfpolicies.storage.hdf5_source import Hdf5Error
 
@@ -32,7 +33,7 @@ def check_arrays(group: str, arrays: Mapping[str, np.ndarray]) -> None:
     """
     for name, array in arrays.items():
         where = f"Array {name!r} of group {group!r}"
-        if not isinstance(name, str) or not name or not _is_unicode(name):
+        if not isinstance(name, str) or not name or not is_unicode(name):
             raise CheckpointError(f"{where} must be named by a non-empty unicode string.")
         if len(_quote(name).encode()) > _LONGEST_NAME:
             raise CheckpointError(
@@ -100,7 +101,3 @@ def _read(group: Hdf5Object, link: str) -> np.ndarray:
 def _quote(name: str) -> str:
     """Returns the link name: HDF5 gives a meaning to `/`, `.` and NUL."""
     return re.sub(r"[%/\0]|\A\.\Z", lambda match: f"%{ord(match[0]):02X}", name)
-
-
-def _is_unicode(name: str) -> bool:
-    return name.encode(errors="ignore").decode() == name

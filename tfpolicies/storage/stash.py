@@ -11,7 +11,7 @@ An entry may have a record beside it, `<name>.json`: what is needed to make a po
 another process. Files are replaced as a whole, so whoever reads finds the old or the new one.
 An image that a record describes is not replaced: the next version of the policy gets a name of its
 own, and the old entry goes once the record of the new one is written. Entries are named
-`<policy id>~<mark>`, so that messages can tell the policy.
+`<policy id>~<mark>`, so that messages can name the policy.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Stash:
     """A folder of images by name; one process writes to it, any number may read.
 
     Args:
-        folder: made when the first image is written; None for a temporary one, which goes when
-            nobody refers to the stash any more. If the process is killed, it goes when another one
-            makes a temporary stash.
+        folder: made when the first image is written; None for a temporary one, which is removed
+            with the stash. If the process is killed, the next one that makes a temporary stash
+            removes it.
         scratch: a folder on the same disk that no other process writes to, for temporary files;
             None for `folder`.
     """
