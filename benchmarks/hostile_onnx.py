@@ -378,6 +378,6 @@ def onnx_loaders() -> dict[str, Callable[[Path], None]]:
     The limits of a call are lowered for this process, so that one that reaches them is seen to end
     within what `fuzz_attacks` allows a file.
     """
-    versions._LONGEST_TRIAL = player._SECONDS = 1.0
+    versions._LONGEST_TRIAL = player.CALL_SECONDS = 1.0
     player._MEMORY = 400_000_000
     return {"onnx imported": _import_and_act, "onnx played": _play, "onnx served": _serve}

@@ -1,5 +1,7 @@
 """Running filters as a part of the policy: the same numbers wherever it acts."""
 
+import runpy
+
 import gymnasium as gym
 import keras
 import numpy as np
@@ -114,9 +116,7 @@ def test_checkpoints_and_exports_have_the_filter(trained, tmp_path):
     )
     assert twin.filter.pending_count == policy.filter.pending_count
     result = policy.export_model(tmp_path / "onnx", onnx=True)
-    namespace = {"__name__": "play", "__file__": "play.py"}
-    exec((tmp_path / "onnx" / "play.py").read_text(), namespace)
-    client = namespace["OnnxPolicy"](result.path)
+    client = runpy.run_path(tmp_path / "onnx" / "play.py")["OnnxPolicy"](result.path)
     np.testing.assert_array_equal(client.act(obs), actions)
 
 

@@ -282,8 +282,8 @@ def test_memory_is_limited_whatever_a_model_makes_of_its_inputs(tmp_path):
 
 
 def test_time_is_limited_whatever_a_model_makes_of_its_inputs(tmp_path, monkeypatch):
-    monkeypatch.setattr(player, "_SECONDS", 0.5)
-    monkeypatch.setattr(player, "_CLOCK", player._Clock())
+    monkeypatch.setattr(player, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(player, "CALL_CLOCK", player.CallClock())
     nodes = above_four(loop("is_time"))
     policy = imported(doing(*nodes, constants=[constant("four", np.float32(4))]), tmp_path)
     obs = np.array([[1.0, 2.0, 3.0]])
@@ -303,10 +303,13 @@ def test_a_model_that_ends_the_process_that_tries_it_is_refused(tmp_path, monkey
     model = doing(node("Elu", ["obs"], ["big"], alpha=0.123))
     with pytest.raises(ModelImportError, match="the process that tried it ended with -11"):
         imported(model, tmp_path)
+    untried = "cannot be tried in another process, or set limited"
+    with monkeypatch.context() as changed:
+        changed.setattr(player, "__file__", str(tmp_path / "archive.zip" / "player.py"))
+        with pytest.raises(ModelImportError, match=untried):
+            imported(model, tmp_path)
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(
-        ModelImportError, match="cannot be tried in another process, or set limited"
-    ):
+    with pytest.raises(ModelImportError, match=untried):
         imported(model, tmp_path)
     obs = np.array([[1.0, 2.0, 3.0]])
     policy = imported(model, tmp_path, model_work_limit=math.inf)

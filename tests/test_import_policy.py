@@ -1,6 +1,7 @@
 """Models of others act as policies, and no file of theirs does more than compute."""
 
 import copy
+import math
 import os
 import zipfile
 from pathlib import Path
@@ -25,6 +26,7 @@ from tfpolicies.errors import (
     SpaceError,
     UsageError,
 )
+from tfpolicies.export import player
 
 SB3 = Path(__file__).parent / "stored" / "sb3"
 POLE = {
@@ -334,6 +336,32 @@ def test_a_saved_model_that_fails_when_it_runs_is_named(tmp_path):
     policy = import_policy(saved(tmp_path, fail), **POLE)
     with pytest.raises(ModelImportError, match="was loaded, but does not run"):
         policy.compute_actions(np.full((1, 4), 9.0))
+
+
+@pytest.mark.core
+def test_a_saved_model_that_never_ends_is_stopped(tmp_path, monkeypatch):
+    """It ends as long as no observation is over 4."""
+    monkeypatch.setattr(player, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(player, "CALL_CLOCK", player.CallClock())
+
+    def act(x):
+        out = x
+        while tf.reduce_max(out) > 4.0:
+            out = out + 1.0
+        return {"actions": out[:, :1]}
+
+    folder = saved(tmp_path / "model", act, per_row(3))
+    policy, other = (import_policy(folder, **TORQUE) for _ in range(2))
+    obs = np.array([[0.5, 2.0, 3.0]])
+    assert policy.compute_actions(obs).actions.tolist() == [[0.5]]
+    late = r"takes too much: it did not end in 0\.5 seconds, and it is stopped"
+    with pytest.raises(ModelImportError, match=late):
+        policy.compute_actions(obs + 3)
+    with pytest.raises(ModelImportError, match="it is stopped"):
+        policy.compute_actions(obs)
+    assert other.compute_actions(obs).actions.tolist() == [[0.5]]
+    free = import_policy(folder, **TORQUE, model_work_limit=math.inf)
+    assert free.compute_actions(obs).actions.tolist() == [[0.5]]
 
 
 def test_a_keras_file_that_holds_code_is_refused(tmp_path):

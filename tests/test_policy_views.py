@@ -203,7 +203,8 @@ def test_sequences_of_a_memory_have_views_of_their_rows():
     assert batch["seq_lens"].tolist() == [4, 2]
     assert batch["back"][:, -1, 0].tolist() == [0, 1, 2, 3, 0, 1]
     stats = policy.learn_on_batch(batch)["learner_stats"]
-    assert stats["seen"] == batch["back"].sum() + batch["doubled"].sum()  # padding is zeros
+    last_row = batch["back"][-1].sum() + batch["doubled"][-1]  # two copies of it pad the sequence
+    assert stats["seen"] == batch["back"].sum() + batch["doubled"].sum() + 2 * last_row == 233
 
 
 class Nested(gym.Env):
@@ -245,7 +246,9 @@ def test_views_of_nested_observations_are_nested(memory):
     batch = worker.sample()
     assert batch["old"]["a"][..., 0].tolist() == [[0, 0], [0, 0], [0, 1], [1, 2], [0, 0]]
     assert batch["old"]["b"][0].tolist() == [[0, 0], [0, 0], [0, 1], [1, 2], [0, 0]]
-    assert worker.get_policy().learn_on_batch(batch)["learner_stats"]["seen"] == 8.0
+    stats = worker.get_policy().learn_on_batch(batch)["learner_stats"]
+    # A sequence of the fourth row alone is padded with two copies of it: [1, 2] in a and in b.
+    assert stats["seen"] == (8 + 2 * 2 * 3 if memory else 8)
 
 
 def test_a_model_may_require_views_for_training_alone():

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,7 +168,10 @@ _RATE = Rule(
 _LIMIT = Rule(POSITIVE.or_none().holds, "None or > 0")
 _NORM = one_of("global_norm", "norm", "value")
 _MODEL = Rule(_is_model, "a dict, a keras.Model or a factory of one", _model_hint)
-_TYPED = Rule(DICT.holds, "a dict {'type': ...}")
+_TYPED = Rule(
+    lambda x: DICT.holds(x) and isinstance(x.get("type"), Hashable),
+    "a dict {'type': a name or a class, ...}",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -794,7 +794,7 @@ def _as_varint(value: int) -> bytes:
 # -- limits of time and memory --------------------------------------------------------------------
 
 _MEMORY = 1 << 30  # bytes between operators, of all limited models of a process together
-_SECONDS = 30.0  # of one call
+CALL_SECONDS = 30.0  # of one call
 _TRIAL_ROWS, _TRIAL_MEMORY = 16, 400_000_000
 _TRIAL_SECONDS = 1.0, 1e-7  # of the processor, and for each byte of the model
 _TRIAL_WAIT = 120.0  # seconds, as long as the machine may be busy with other work
@@ -858,13 +858,13 @@ class LimitedSession:
         """
         has_clock = self._limited and options is None
         if has_clock:
-            _CLOCK.start(self)
+            CALL_CLOCK.start(self)
         try:
             return self.session.run(names, feed, options or self._options)
         except Exception as error:
             advice = "; give it fewer rows at once" + _UNLIMITED
             if self._is_late:
-                took = f"a call did not end in {_SECONDS:.3g} seconds, and it is stopped"
+                took = f"a call did not end in {CALL_SECONDS:.3g} seconds, and it is stopped"
             elif self._limited and _lacks_memory(error):
                 took = f"a call needs more than the {_MEMORY >> 20} MiB that all models share"
             else:
@@ -872,7 +872,7 @@ class LimitedSession:
             raise ValueError(f"{self._source} takes too much: {took}{advice}") from error
         finally:
             if has_clock:
-                _CLOCK.stop()
+                CALL_CLOCK.stop()
 
     def stop(self) -> None:
         """Ends what runs in other threads, between two operators, and lets nothing run again."""
@@ -886,19 +886,19 @@ _UNLIMITED = (
 )
 
 
-class _Clock:
-    """Ends calls that take too long, from a thread of its own."""
+class CallClock:
+    """Stops models whose calls take longer than `CALL_SECONDS`, from a thread of its own."""
 
     def __init__(self) -> None:
-        self._due: dict[int, tuple[float, LimitedSession]] = {}  # by the thread of the call
+        self._due: dict[int, tuple[float, Any]] = {}  # by the thread of the call
         self._process = 0  # the id of the process that the clock runs in, which may be forked
 
-    def start(self, session: LimitedSession) -> None:
-        """Begins to measure a call of this thread."""
+    def start(self, model: Any) -> None:
+        """Begins to measure a call of this thread; `model.stop()` ends it if it takes too long."""
         if self._process != os.getpid():
             self._process, self._due = os.getpid(), {}
             threading.Thread(target=self._watch, daemon=True).start()
-        self._due[threading.get_ident()] = time.monotonic() + _SECONDS, session
+        self._due[threading.get_ident()] = time.monotonic() + CALL_SECONDS, model
 
     def stop(self) -> None:
         """Stops measuring it."""
@@ -906,13 +906,13 @@ class _Clock:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(min(1.0, _SECONDS / 4))
-            for due, session in list(self._due.values()):
+            time.sleep(min(1.0, CALL_SECONDS / 4))
+            for due, model in list(self._due.values()):
                 if time.monotonic() > due:
-                    session.stop()
+                    model.stop()
 
 
-_CLOCK = _Clock()
+CALL_CLOCK = CallClock()
 
 
 def _lacks_memory(error: BaseException) -> bool:
@@ -966,7 +966,8 @@ def _try_in_process(source: str, model: bytes) -> None:
         return
     seconds = _TRIAL_SECONDS[0] + _TRIAL_SECONDS[1] * len(model)
     memory = _TRIAL_MEMORY + 4 * len(model)
-    if not sys.executable or getattr(sys, "frozen", False):  # the program is not Python
+    is_python = sys.executable and not getattr(sys, "frozen", False)
+    if not is_python or not Path(__file__).is_file():  # as in a zip, or in code given to exec()
         raise ValueError(f"{source} cannot be tried in another process{_UNLIMITED}")
     limits, path = [str(seconds), str(memory)], [*filter(None, sys.path)]
     command = [sys.executable, "-I", "-c", _START_TRIAL, __file__, *limits, *path]

@@ -57,7 +57,8 @@ def import_policy(
     of files and operations of other libraries are refused. An ONNX file has ONNX's own operators
     and its weights in itself. A `.keras` file names layers of Keras that hold no code, and takes no
     more work than a checkpoint's model may. An ONNX file is first run in a process of its own, and
-    each call is limited to 30 seconds and 1 GiB.
+    each call is limited to 30 seconds and 1 GiB. A call of a SavedModel is limited to 30 seconds,
+    too, and such models run one at a time.
 
     Args:
         path: a folder or file, or a `keras.Model`.
@@ -72,7 +73,8 @@ def import_policy(
         explore: whether actions are drawn from logits, unless a call says otherwise.
         seed: of these draws.
         model_work_limit: how many times the usual work the model of a `.keras` file may take; see
-            `docs/decisions/003`. `math.inf` for no limit, which also lifts those of an ONNX file.
+            `docs/decisions/003`. `math.inf` for no limit, which also lifts those of an ONNX file
+            and a SavedModel.
 
     Raises:
         MissingModelFileError: if there is no such file; also a FileNotFoundError.
@@ -132,7 +134,7 @@ def _opened(
     if place.is_dir() and (folder := saved_model_in(place)):
         spec = _spec_in(folder)
         own = "serving_default" if spec is not None and signature is None else signature
-        return SavedModelFunction(folder, own), spec
+        return SavedModelFunction(folder, own, math.isfinite(model_work_limit)), spec
     from tfpolicies.foreign.onnx_file import OnnxFile
 
     file = place / "model.onnx" if place.is_dir() else place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+from tensorflow.python.eager.cancellation import CancellationManager, CancellationManagerContext
 
 from tfpolicies.errors import MissingModelFileError, ModelImportError
+from tfpolicies.export import player
 from tfpolicies.foreign.model import ForeignModel, Socket
 from tfpolicies.foreign.operations import unknown_operations
 from tfpolicies.system.quiet import quiet_conversion
@@ -21,6 +24,7 @@ from tfpolicies.system.regular_files import read_regular
 
 _FILE = "saved_model.pb"
 _ACTION, _MEMORY, _SERVING = "action", "get_initial_state", "serving_default"
+_IN_TURN = threading.RLock()  # what a call can be ended by is one variable of TensorFlow's
 
 
 def saved_model_in(path: Path) -> Path | None:
@@ -38,19 +42,27 @@ class SavedModelFunction(ForeignModel):
         folder: of the SavedModel.
         signature: the name of a signature; None for the function `action`, or the signature
             `action`, `serving_default` or the only one.
+        limited: whether the time of loading and of each call is limited, by `CallClock`. A model
+            that takes longer is stopped for good, between two operations. Limited models run one
+            at a time.
 
     Raises:
         MissingModelFileError: if there is none.
-        ModelImportError: if it is damaged, has an operation that is not known, or not the function.
+        ModelImportError: if it is damaged, has an operation that is not known, or not the function,
+            or takes too much time.
     """
 
-    def __init__(self, folder: Path, signature: str | None) -> None:
+    def __init__(self, folder: Path, signature: str | None, limited: bool = True) -> None:
         self.source = f"The SavedModel {os.fspath(folder)!r}"
-        self._given = (folder, signature)
+        self._given = (folder, signature, limited)
+        self._cancelling = CancellationManager() if limited else None
+        self._is_late = False
         _require_known(folder, self.source)
         try:
-            with quiet_conversion():
+            with quiet_conversion(), self._in_time():
                 self._loaded = tf.saved_model.load(str(folder))
+        except ModelImportError:
+            raise
         except Exception as error:
             raise ModelImportError(
                 f"{self.source} cannot be loaded: {error!s:.500}. Save it again with TensorFlow 2."
@@ -85,7 +97,7 @@ class SavedModelFunction(ForeignModel):
         """Returns all outputs by name; see `ForeignModel.run`."""
         flat = [tf.constant(feed[name]) if name in feed else leaf for name, leaf in self._leaves]
         args, kwargs = tf.nest.pack_sequence_as(self._structure, flat)
-        with self._failures_named():
+        with self._failures_named(), self._in_time():
             found = _paths(self._function(*args, **kwargs))
             return {name: np.asarray(x) for name, x in found if _is_tensor(x)}
 
@@ -94,13 +106,40 @@ class SavedModelFunction(ForeignModel):
         signature = self._loaded.signatures.get(_MEMORY)
         if signature is None and not hasattr(self._loaded, _MEMORY):
             return None
-        with self._failures_named():
+        with self._failures_named(), self._in_time():
             if signature is None:
                 given: Any = self._loaded.get_initial_state(tf.constant(1))
             else:
                 specs = signature.structured_input_signature[1]
                 given = signature(**{name: tf.constant(1, x.dtype) for name, x in specs.items()})
             return [np.asarray(x)[0] for _, x in _paths(given)]
+
+    def stop(self) -> None:
+        """Ends what runs, between two operations, and lets nothing run again."""
+        self._is_late = True
+        if self._cancelling is not None:
+            self._cancelling.start_cancel()
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Limits the time that TensorFlow takes for what is run while it is entered."""
+        if self._cancelling is None:
+            yield
+            return
+        with _IN_TURN, CancellationManagerContext(self._cancelling):
+            player.CALL_CLOCK.start(self)
+            try:
+                yield
+            except tf.errors.CancelledError as error:
+                if not self._is_late:
+                    raise
+                raise ModelImportError(
+                    f"{self.source} takes too much: it did not end in {player.CALL_SECONDS:.3g} "
+                    "seconds, and it is stopped; give it fewer rows at once, or set "
+                    "model_work_limit=math.inf if you trust where it is from."
+                ) from error
+            finally:
+                player.CALL_CLOCK.stop()
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
