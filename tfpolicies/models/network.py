@@ -75,6 +75,7 @@ class ActorCritic(keras.Model):
         super().__init__(**kwargs)
         self.actor = actor
         self.critic = critic
+        self.built = actor.built and critic.built
 
     def call(self, inputs: Any, training: bool = False) -> tuple[Any, Any]:
         return (
@@ -142,7 +143,8 @@ def model_source(
         unbuilt = None if custom.built else Architecture.of(custom)
         if unbuilt is not None:
             _require_room(unbuilt, ports, custom.name)
-        call_with_zeros(custom, ports)
+        if unbuilt is not None or not isinstance(custom, keras.Function | keras.Sequential):
+            call_with_zeros(custom, ports)  # builds it; `complete` tries each copy that is made
         architecture = Architecture.of(custom)
         _require_kept_views(custom, architecture)
         return _instance_source(custom, architecture, complete, value_key)
@@ -423,7 +425,6 @@ def _complete(
             )
         require_float32()
         model = ActorCritic(model, _critic(model.name, observation_space, config))
-        outputs = call_with_zeros(model, ports)
     if any(is_image(leaf.space) for leaf in ports.obs_leaves):
         _warn_of_rescaling(model)
     if Categorical in dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
