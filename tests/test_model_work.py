@@ -275,7 +275,12 @@ def test_a_step_of_time_costs_the_calls_of_what_is_called():
 
 def test_work_is_counted_by_hand():
     model = build_model((4,), layers.Dense(3, use_bias=False))
-    assert measure(model) == work_module.Work(2, ROWS * 4 * 3 + 8 * ROWS * (4 + 3), ROWS * 3)
+    elements = 32 * ROWS * (4 + 3)
+    assert measure(model) == work_module.Work(2, ROWS * 4 * 3 + elements, ROWS * 3)
+    model = build_model((4,), layers.Dense(3, "sparsemax", use_bias=False))
+    sorting = 32 * 60 * ROWS * 3
+    expected = work_module.Work(2, ROWS * 4 * 3 + elements + sorting, (1 + 5) * ROWS * 3)
+    assert measure(model) == expected
     model = build_model((5, 2), attend(layers.Attention))
     scores = ROWS * 5 * 5
     assert measure(model).numbers == 4 * scores + ROWS * 5 * 2

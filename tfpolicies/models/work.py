@@ -23,8 +23,9 @@ from tfpolicies.errors import CheckpointError, ConfigError
 Shape = tuple[int, ...]
 
 ROWS = 2  # sequences or observations that a policy tries a model with
-_ELEMENT = 8  # multiplications that take as long as what is done with one number of a layer
-_SLOW = 32  # the same, of one product in pooling and depthwise convolutions
+# In multiplications of matrices, which are the fastest:
+_ELEMENT = 32  # what is done with one number of a layer
+_SLOW = 128  # one product in pooling and depthwise convolutions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,10 +234,16 @@ class _Meter:
         work = Work(0, _ELEMENT * (sum(map(_count, inputs)) + numbers), numbers)
         for classes, measure in _RULES:
             if isinstance(layer, classes):
-                return work + measure(layer, inputs, given) + _regularize_outputs(layer, given)
+                work += measure(layer, inputs, given)
+                break
+        else:
+            work += self._measure_other(layer, inputs, given)
+        return work + _activate(layer, numbers) + _regularize_outputs(layer, given)
+
+    def _measure_other(self, layer: Any, inputs: Sequence[Shape], given: Sequence[Shape]) -> Work:
         positions = max((_count(shape[:-1]) for shape in [*inputs[:1], *given]), default=1)
-        work += Work(operations=positions * _count_weights(layer))
-        return work + _regularize_outputs(layer, given) + self._measure_inner_models(layer)
+        work = Work(operations=positions * _count_weights(layer))
+        return work + self._measure_inner_models(layer)
 
     def _measure_inner_models(self, layer: Any) -> Work:
         """Measures the models inside a custom layer, with the inputs that they declare."""
@@ -278,6 +285,22 @@ def _fit_to_inputs(model: Any, inputs: Any) -> list[Any]:
 
 def _count_weights(layer: Any) -> int:
     return sum(_count(weight.shape) for weight in getattr(layer, "weights", []))
+
+
+# How many times a number takes an element's time, and how many numbers are held meanwhile.
+_ACTIVATIONS = {
+    "sparsemax": (60, 5),  # it sorts
+    **dict.fromkeys(("sparse_plus", "sparse_sigmoid"), (30, 3)),
+    **dict.fromkeys(("celu", "gelu", "log_softmax", "mish", "soft_shrink", "squareplus"), (15, 1)),
+    **dict.fromkeys(("hard_shrink", "log_sigmoid", "softmax"), (6, 0)),
+}
+
+
+def _activate(layer: Any, numbers: int) -> Work:
+    """Measures what a layer's activation takes beyond the time of a simple one."""
+    name = getattr(getattr(layer, "activation", None), "__name__", "")
+    elements, held = _ACTIVATIONS.get(name, (0, 0))
+    return Work(operations=_ELEMENT * elements * numbers, numbers=held * numbers)
 
 
 def _measure_dense(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
