@@ -424,7 +424,7 @@ def test_noise_needs_the_network_that_is_built_and_no_other_disturbance():
         rainbow(model={"custom_model": model})
     with pytest.raises(ConfigError, match="both disturb the weights"):
         rainbow(exploration_config={"type": "ParameterNoise"})
-    with pytest.raises(ConfigError, match="which is no strategy"):
+    with pytest.raises(ConfigError, match="exploration_config must be a dict"):
         rainbow(exploration_config={"type": np.array(["a", "b"])})
 
 
