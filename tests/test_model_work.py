@@ -16,7 +16,8 @@ from gymnasium.spaces import Box
 from keras import layers, ops
 from tiny import TWO, make
 
-from tfpolicies import Algorithm, Policy, PolicyMap, PPOConfig, import_policy
+from tfpolicies import Algorithm, PGConfig, Policy, PolicyMap, PPOConfig, import_policy
+from tfpolicies.cli import main as run_command
 from tfpolicies.errors import CheckpointError, ConfigError, ModelImportError, StashError
 from tfpolicies.models import work as work_module
 from tfpolicies.models.keras_json import model_from_json, model_to_json
@@ -439,3 +440,19 @@ def test_an_algorithm_is_refused_until_the_caller_allows_its_work(tmp_path, few_
     algorithm = Algorithm.from_checkpoint(tmp_path, model_work_limit=2)
     algorithm.stop()
     assert algorithm.get_policy().get_weights()
+
+
+def test_a_run_is_evaluated_once_the_caller_allows_its_work(tmp_path, few_calls, capsys):
+    model = build_model(
+        (4,), layers.RepeatVector(LONG), layers.GRU(1), layers.Dense(2, name="logits")
+    )
+    config = PGConfig().environment("CartPole-v1").framework(inference="tf", jit_compile=False)
+    config.training(model={"custom_model": model}, train_batch_size=20)
+    algorithm = config.rollouts(rollout_fragment_length=20).build()
+    algorithm.learn(20, run_dir=tmp_path / "run", progress=False)
+    algorithm.stop()
+    evaluate = ["evaluate", str(tmp_path / "run"), "--episodes", "1"]
+    assert run_command(evaluate) != 0
+    assert "--model-work-limit" in capsys.readouterr().err
+    assert run_command([*evaluate, "--model-work-limit", "2"]) == 0
+    assert "episode" in capsys.readouterr().out
