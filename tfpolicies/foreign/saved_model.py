@@ -56,7 +56,6 @@ class SavedModelFunction(ForeignModel):
         self.source = f"The SavedModel {os.fspath(folder)!r}"
         self._given = (folder, signature, limited)
         self._cancelling = CancellationManager() if limited else None
-        self._is_late = False
         _require_known(folder, self.source)
         try:
             with quiet_conversion(), self._in_time():
@@ -116,7 +115,6 @@ class SavedModelFunction(ForeignModel):
 
     def stop(self) -> None:
         """Ends what runs, between two operations, and lets nothing run again."""
-        self._is_late = True
         if self._cancelling is not None:
             self._cancelling.start_cancel()
 
@@ -131,7 +129,7 @@ class SavedModelFunction(ForeignModel):
             try:
                 yield
             except tf.errors.CancelledError as error:
-                if not self._is_late:
+                if not self._cancelling.is_cancelled:
                     raise
                 raise ModelImportError(
                     f"{self.source} takes too much: it did not end in {player.CALL_SECONDS:.3g} "
