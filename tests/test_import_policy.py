@@ -345,9 +345,7 @@ def test_a_saved_model_that_never_ends_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(player, "CALL_CLOCK", player.CallClock())
 
     def act(x):
-        out = x
-        while tf.reduce_max(out) > 4.0:
-            out = out + 1.0
+        (out,) = tf.while_loop(lambda out: tf.reduce_max(out) > 4.0, lambda out: (out + 1.0,), (x,))
         return {"actions": out[:, :1]}
 
     folder = saved(tmp_path / "model", act, per_row(3))
