@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -22,7 +24,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from benchmarks.serving_attacks import with_endless_loop
 from tfpolicies.cli import main
 from tfpolicies.errors import RequestError, UsageError, near_matches
-from tfpolicies.serving import connections, rest, rpc
+from tfpolicies.serving import connections, rest, rpc, time_limits
 from tfpolicies.serving.access import Access, read_token
 from tfpolicies.serving.arrivals import Arrivals
 from tfpolicies.serving.calls import Call
@@ -617,6 +619,27 @@ def test_what_runs_too_long_is_ended_and_what_is_quick_is_not(endless):
     limits.stop()
     with pytest.raises(OverdueError):
         run(2.0, 60.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_threads_of_models_that_take_long_let_others_go_first(endless, monkeypatch):
+    import onnxruntime
+
+    monkeypatch.setattr(time_limits, "_LONG", 0.1)
+    session = onnxruntime.InferenceSession((endless / "model.onnx").read_bytes())
+    limits = TimeLimits()
+
+    def priority_after(value, seconds):
+        obs = np.full((1, 3), value, np.float32)
+        with contextlib.suppress(OverdueError), limits.limit(seconds):
+            session.run(None, {"obs": obs}, limits.get_options())
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    model, other = ThreadPoolExecutor(1, initializer=limits.let_yield), ThreadPoolExecutor(1)
+    with model, other:
+        usual = model.submit(priority_after, 0.0, 60.0).result()
+        assert model.submit(priority_after, 2.0, 0.4).result() == usual + 10
+        assert other.submit(priority_after, 2.0, 0.4).result() == usual
 
 
 @pytest.fixture(scope="module")

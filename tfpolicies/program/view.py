@@ -138,7 +138,7 @@ class ModelView:
             batch.get(NOISE) if ports.noise_size else None,
         )
         self._outputs = self._network(inputs, training=self._training)
-        if ports.is_recurrent and not (isinstance(steps, int) and steps == 1):  # else none is padded
+        if not (isinstance(steps, int) and steps == 1):  # one step has no rows of padding
             self._outputs = _with_last_row(self._outputs, seq_lens, steps)
         return self._outputs.dist_inputs, self._outputs.states
 

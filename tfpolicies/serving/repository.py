@@ -51,7 +51,9 @@ class Repository:
         self.arrivals = Arrivals(limits.max_body)
         self.time_limits = TimeLimits()
         self._parser, self._loader = (ThreadPoolExecutor(1, x) for x in ("requests", "versions"))
-        self._executors = {name: ThreadPoolExecutor(_THREADS, name) for name in folders}
+        self._executors = {
+            name: ThreadPoolExecutor(_THREADS, name, self.time_limits.let_yield) for name in folders
+        }
         common = self._loader, limits, self.time_limits, self.metrics, say
         self.models = {
             name: ServedModel(name, folder, self._executors[name], *common)

@@ -208,8 +208,8 @@ class _Bodies:
             if len(body) <= min(LARGE, self._most):
                 return body
         until = time.monotonic() + _PATIENCE
-        gives_way = asyncio.Event()
-        arrival.give_up = gives_way.set
+        gives_way = asyncio.get_running_loop().create_future()
+        arrival.give_up = gives_way.cancel
         parts: list[bytes] = []
         size = 0
         while message["type"] != "http.disconnect":
@@ -238,21 +238,20 @@ def _count(arrival: Arrival, size: int) -> None:
         raise _UnreadBodyError(str(error), error.status) from error
 
 
-async def _next_part(receive: Receive, until: float, gives_way: asyncio.Event) -> Message:
+async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[None]) -> Message:
     """Returns another part of a body that has begun.
 
     Raises:
         RequestError: if it has not come at that time, or is to give way to others.
     """
     part = asyncio.ensure_future(receive())
-    giving_way = asyncio.ensure_future(gives_way.wait())
     try:
         await asyncio.wait(
-            {part, giving_way},
+            {part, gives_way},
             timeout=until - time.monotonic(),
             return_when=asyncio.FIRST_COMPLETED,
         )
-        if giving_way.done():
+        if gives_way.done():
             raise _UnreadBodyError(
                 "The body was the largest of those that have not arrived whole, and others need "
                 "its memory. Try again later.",
@@ -267,7 +266,6 @@ async def _next_part(receive: Receive, until: float, gives_way: asyncio.Event) -
         return part.result()
     finally:
         part.cancel()
-        giving_way.cancel()
 
 
 class _Rest:

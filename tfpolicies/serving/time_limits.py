@@ -1,14 +1,19 @@
-"""Time limits of models: what runs for too long is ended."""
+"""Time limits of models: what runs for long lets others go first, and is ended at last."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
 import threading
 import time
 
 import onnxruntime
 
 _EVERY = 0.05  # seconds between two looks at what runs
+_LONG = 1.0  # seconds after which a run lets others go first
+_NICER = 10  # steps of priority that it loses: a tenth is left of a processor that others want
 
 
 class OverdueError(Exception):
@@ -21,17 +26,34 @@ class _Limit:
     Attributes:
         options: with which they run.
         until: when they are ended, in seconds of `time.monotonic`.
+        yields_at: when they let others go first.
     """
 
     def __init__(self) -> None:
         self.options, self.until = onnxruntime.RunOptions(), math.inf
-        self._is_ended = False
+        self.yields_at = math.inf
+        self._is_ended = self._can_yield = False
+        self._thread = threading.get_native_id()
 
-    def begin(self, until: float) -> None:
-        """Sets when the next runs are ended."""
-        self.until = until
+    def begin(self, seconds: float) -> None:
+        """Sets after how many seconds the next runs are ended."""
+        now = time.monotonic()
+        self.until = now + seconds
+        if self._can_yield:
+            self.yields_at = now + _LONG
         if self._is_ended:
             self.options.terminate = self._is_ended = False
+
+    def let_yield(self) -> None:
+        """Allows runs that take long to let others go first."""
+        self._can_yield = sys.platform == "linux"  # where threads have priorities of their own
+
+    def yield_to_others(self) -> None:
+        """Lowers the priority of the thread, for good: raising it again takes privileges."""
+        self.yields_at, self._can_yield = math.inf, False
+        with contextlib.suppress(OSError):  # the thread has ended
+            priority = os.getpriority(os.PRIO_PROCESS, self._thread) + _NICER
+            os.setpriority(os.PRIO_PROCESS, self._thread, priority)
 
     def end(self) -> None:
         """Ends what runs."""
@@ -41,7 +63,7 @@ class _Limit:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.until = math.inf
+        self.until = self.yields_at = math.inf
         if self._is_ended and isinstance(error, Exception):
             raise OverdueError from error
 
@@ -70,10 +92,14 @@ class TimeLimits:
         """
         limit = self._get_limit()
         with self._lock:
-            limit.begin(time.monotonic() + seconds)
+            limit.begin(seconds)
             if self._is_over:
                 limit.end()
         return limit
+
+    def let_yield(self) -> None:
+        """Lets this thread go behind all others once a run of it took longer than a second."""
+        self._get_limit().let_yield()
 
     def stop(self) -> None:
         """Ends all that runs, and whatever begins to run later."""
@@ -100,3 +126,5 @@ class TimeLimits:
                 for limit in self._all:
                     if now > limit.until:
                         limit.end()
+                    if now > limit.yields_at:
+                        limit.yield_to_others()
