@@ -89,7 +89,6 @@ class Dozing(EpsilonGreedy):
     """A strategy that no file may name."""
 
 
-@pytest.mark.core
 def test_a_policy_with_a_target_network_and_a_strategy_of_ones_own_passes():
     check_policy(tiny.make(DQNTF2Policy), checks=["state", "checkpoint"])
     dozing = {"exploration_config": {"type": Dozing, "final_epsilon": 0.5}}
@@ -521,7 +520,6 @@ def test_a_hand_written_policy_may_respect_masks():
 # -- batches and environments ---------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_random_batch_is_what_a_sampler_would_give():
     policy = tf_policy(PPOTF2Policy, model=LSTM)
     batch = random_batch(policy, 11, length=4)

@@ -98,7 +98,6 @@ def test_without_the_names_for_porting_an_error_says_where_they_are():
     assert told not in of_another_config
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
 def test_without_the_divergence_in_the_loss_its_coefficient_is_and_stays_zero(policy_class):
     policy = make(policy_class, use_kl_loss=False, kl_coeff=0.5)

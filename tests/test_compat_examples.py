@@ -59,7 +59,6 @@ def test_a_hand_written_policy_finds_its_way(load):
     assert load("hand_written_policy").main(iterations=50) == 1.0
 
 
-@pytest.mark.core
 def test_rollout_workers_by_hand_give_the_batches_of_one_and_of_three_policies(load):
     cart_pole, traffic = load("rollout_workers").main()
     columns = {"obs", "actions", "rewards", "terminateds", "truncateds", "new_obs"}

@@ -95,7 +95,6 @@ def test_environments_are_seeded_once_and_begin_anew_each_time():
 # -- by an algorithm --------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_the_result_summarises_the_episodes_that_were_played():
     algorithm = config(uneven, evaluation_duration=7).build()
     found = algorithm.evaluate()

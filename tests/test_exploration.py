@@ -155,7 +155,6 @@ def test_onnx_runtime_acts_alike(kind, space):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", [*STOCHASTIC, *GREEDY, "SoftQ", "ParameterNoise"])
 def test_masked_actions_are_never_picked(kind):
     settings = {"SoftQ": {"temperature": 0.01}}.get(kind, {})

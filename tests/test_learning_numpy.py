@@ -299,7 +299,6 @@ class Shapes:
         return self.learner(state, columns, index, mask, *rest, **kw)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("jit", [False, True], ids=["plain", "xla"])
 def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     settings = Settings(entropy_coeff=0.01)

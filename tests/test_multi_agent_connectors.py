@@ -604,7 +604,6 @@ def test_off_means_off_for_each_policy():
         town().multi_agent(policies={"p": PolicySpec(config={"agent_connectors": [np.sign]})})
 
 
-@pytest.mark.core
 def test_training_evaluating_and_acting_use_each_policys_own():
     algorithm = town().evaluation(evaluation_duration=2).build()
     result = algorithm.train()

@@ -132,7 +132,6 @@ def test_compiled_and_in_graph_mode_it_is_the_same_update(kind, config):
     assert_same_update(padded, whole, [3, 3, 3])
 
 
-@pytest.mark.core
 def test_one_short_sequence_among_full_ones_leaves_an_update_finite():
     policy = policy_of(PPOTF2Policy, "lstm", 4)
     for lengths in ([4, 4, 4, 4], [4, 4, 4, 3], [1, 4]):

@@ -233,7 +233,6 @@ def test_no_seed_gives_other_weights_each_time():
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("shape", "filters", "wanted"),
     [

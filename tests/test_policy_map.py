@@ -488,7 +488,6 @@ def used(policy_class, seed=0, **config):
     return policy
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_evicted_policy_returns_exactly_as_it_was(kind):
     policy_class, config = KINDS[kind]

@@ -17,7 +17,6 @@ from tfpolicies import DQNTF1Policy, PGTF1Policy, PolicyMap, PPOTF1Policy
 ROWS = rows_of(OBS, 6)
 
 
-@pytest.mark.core
 def test_policies_of_all_kinds_in_one_map_are_as_if_apart():
     statistics = run(accesses=240, threads=2)
     assert statistics.evictions > 30

@@ -183,7 +183,6 @@ def test_graphs_of_updates_are_freed(kind, stays):
 # -- each state for itself ------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_policies_that_take_turns_learn_as_if_each_were_alone():
     settings = [
         {"lr": 0.01, "gamma": 0.9, "grad_clip": 0.1, "seed": 1},
@@ -485,7 +484,6 @@ def test_gradients_are_clipped_in_three_ways(how):
         np.testing.assert_array_equal(unlimited, gradients[0])
 
 
-@pytest.mark.core
 def test_what_nobody_limits_is_not_computed():
     free, bound = make(), make(grad_clip=0.01)
     assert free.program is bound.program

@@ -58,7 +58,6 @@ def distinct(batch, *names):
 # -- final observations ---------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_the_last_row_of_an_episode_reaches_its_final_observation(mode, n_step):
@@ -148,7 +147,6 @@ def ramp(context):
     return Ramp()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("envs", [1, 2])
 def test_sums_go_on_across_the_borders_of_fragments(envs):
     algorithm = tiny(ramp, fragment=3, envs=envs, n_step=3).build()

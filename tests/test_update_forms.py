@@ -122,8 +122,6 @@ def in_pieces(monkeypatch, policy, minibatches):
     ("policy_class", "jit"),
     telling(
         itertools.product([PPOTF2Policy, PPOTF1Policy], [False, True]),
-        (PPOTF2Policy, True),
-        (PPOTF1Policy, False),
         soak=[(PPOTF1Policy, True)],
     ),
 )
