@@ -3,8 +3,9 @@
 A sound SavedModel is changed, half of the time by a few bytes of one of its files, half of the time
 by an edit of its protobuf: other operations of the allow-list, shapes, types, inputs, functions
 that call themselves, other objects. `import_policy` then loads it and acts once, in a forked child
-with limits of CPU and memory. Each must be loaded or refused with an error of the package. Prints
-how often a child crashed, hung, or raised something else, and exits with 1 if one did.
+with limits of CPU and memory; a call that does not end is stopped after 5 s. Each must be loaded or
+refused with an error of the package. Prints how often a child crashed, hung, or raised something
+else, and exits with 1 if one did.
 """
 
 from __future__ import annotations
@@ -182,8 +183,10 @@ def attempt(folder: Path) -> str:
 
     from tfpolicies import import_policy
     from tfpolicies.errors import TfPoliciesError
+    from tfpolicies.export import player
 
     logging.disable(logging.CRITICAL)
+    player.CALL_SECONDS = 5.0
     try:
         policy = import_policy(folder, observation_space=OBS, action_space=TWO)
         policy.compute_actions(np.zeros((2, 3), np.float32), explore=False)

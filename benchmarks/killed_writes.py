@@ -240,7 +240,7 @@ class ExportPlace(Place):
         if name == "onnx":
             if not (folder / "policy_spec.json").exists():
                 return 0
-            outputs = OnnxPolicy(folder / "model.onnx").run({"obs": observations})
+            outputs = OnnxPolicy(folder / "model.onnx").run([observations])
             return round(float(outputs["vf_preds"][0]))
         import tensorflow as tf
 
