@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -350,11 +351,13 @@ def test_a_saved_model_that_never_ends_is_stopped(tmp_path, monkeypatch):
 
     folder = saved(tmp_path / "model", act, per_row(3))
     policy, other = (import_policy(folder, **TORQUE) for _ in range(2))
+    again = pickle.loads(pickle.dumps(policy))
     obs = np.array([[0.5, 2.0, 3.0]])
     assert policy.compute_actions(obs).actions.tolist() == [[0.5]]
     late = r"takes too much: it did not end in 0\.5 seconds, and it is stopped"
-    with pytest.raises(ModelImportError, match=late):
-        policy.compute_actions(obs + 3)
+    for each in (policy, again):
+        with pytest.raises(ModelImportError, match=late):
+            each.compute_actions(obs + 3)
     with pytest.raises(ModelImportError, match="it is stopped"):
         policy.compute_actions(obs)
     assert other.compute_actions(obs).actions.tolist() == [[0.5]]
