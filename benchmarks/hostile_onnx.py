@@ -23,11 +23,12 @@ from tfpolicies import import_policy
 from tfpolicies.errors import ExportError
 from tfpolicies.export import player
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.serving import versions
 from tfpolicies.serving.repository import Repository
+from tfpolicies.serving.served import LIMITS
 
 Node = onnx.NodeProto
 _LARGE = (0, -1, 1, 3, 10**5, 10**6, 10**8, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
+_SECONDS = 1.0  # of a call, or of a trial of the server
 
 # Building -----------------------------------------------------------------------------------------
 
@@ -359,7 +360,7 @@ def _play(folder: Path) -> None:
 
 
 def _serve(folder: Path) -> None:
-    asyncio.run(Repository({"agent": folder}).load())
+    asyncio.run(Repository({"agent": folder}, LIMITS._replace(max_seconds=_SECONDS)).load())
 
 
 def _act(act: Callable[[], Any]) -> None:
@@ -378,6 +379,6 @@ def onnx_loaders() -> dict[str, Callable[[Path], None]]:
     The limits of a call are lowered for this process, so that one that reaches them is seen to end
     within what `fuzz_attacks` allows a file.
     """
-    versions._LONGEST_TRIAL = player.CALL_SECONDS = 1.0
+    player.CALL_SECONDS = _SECONDS
     player._MEMORY = 400_000_000
     return {"onnx imported": _import_and_act, "onnx played": _play, "onnx served": _serve}

@@ -197,6 +197,16 @@ def test_a_model_does_nothing_but_compute_numbers(change, words, tmp_path):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("name", [b"batch", b"obs", b"big", b"Relu", b"graph"])
+def test_names_that_are_no_text_are_refused(name, tmp_path):
+    content = doing(node("Relu", ["obs"], ["big"])).SerializeToString()
+    assert name in content
+    (tmp_path / "model.onnx").write_bytes(content.replace(name, name[:-1] + b"\xc7"))
+    with pytest.raises(ModelImportError, match="was refused: .*is damaged"):
+        import_policy(tmp_path / "model.onnx", **SPACES)
+
+
+@pytest.mark.core
 def test_a_file_of_very_many_parts_is_refused_before_they_are_read():
     empty = b"\x0a\x00" * 10_001  # nodes without anything
     with pytest.raises(ValueError, match="more than 10000 nodes or 200000 parts"):

@@ -674,6 +674,10 @@ _REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
 }
 """What a field has by which a model would do more than compute numbers; "" for nothing."""
 
+_NAMED = {("graph", 2), ("value", 1), ("axis", 2), ("attribute", 1), ("tensor", 8)}
+_NAMED |= {("node", field) for field in (1, 2, 3, 4)}
+"""Fields with names, which ONNX Runtime takes for UTF-8."""
+
 _TEXTS = "has tensors of texts"  # whose memory ONNX Runtime does not count
 _TEXT = 8  # their number in `TensorProto.DataType`
 _MOST_PARTS, _MOST_NODES, _DEEPEST = 200_000, 10_000, 60
@@ -725,6 +729,8 @@ class _Rebuilding:
                 raise ValueError(problem)
             if inside is None:
                 continue
+            if (kind, field) in _NAMED:
+                _require_utf8(content)
             if inside:
                 if wire != 2:
                     raise IndexError
@@ -734,6 +740,13 @@ class _Rebuilding:
                 result += _as_varint(len(content))
             result += content
         return result
+
+
+def _require_utf8(content: memoryview) -> None:
+    try:
+        str(content, "utf-8")
+    except UnicodeDecodeError:
+        raise IndexError from None
 
 
 _FIXED_SIZES = {1: 8, 5: 4}  # bytes of a field, by its wire type
