@@ -13,7 +13,7 @@ from gymnasium import spaces
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
-from tfpolicies.envs.repairs import BREAKS
+from tfpolicies.envs.repairs import BREAKS, hint_for
 from tfpolicies.errors import EnvError
 
 _FLAGS = (bool, np.bool_)
@@ -84,7 +84,7 @@ class _SingleAgentCheck:
 
     def step(self, obs: Any) -> tuple[Any, bool]:
         """Plays a step; returns the next observation, and whether the episode is over."""
-        action = random_action(self._actions, obs, self._mask_key)
+        action = _locked(random_action(self._actions, obs, self._mask_key))
         found = _called("step", lambda: self.env.step(action), action)
         if not isinstance(found, tuple) or len(found) != 5:
             raise EnvError(
@@ -158,7 +158,7 @@ class _MultiAgentCheck:
     def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
         """Plays a step; returns the observations of those who act next, and whether it is over."""
         actions = {
-            agent: random_action(self._actions[agent], x, self._mask_key)
+            agent: _locked(random_action(self._actions[agent], x, self._mask_key))
             for agent, x in waiting.items()
         }
         found = _called("step", lambda: self._envs.step(0, actions), actions)
@@ -199,7 +199,8 @@ def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:
     except BREAKS as error:
         given = "" if actions is None else f" for the action {actions!r}"
         raise EnvError(
-            f"`{method}` raised {type(error).__name__}{given}: {error}. The cause is shown above."
+            f"`{method}` raised {type(error).__name__}{given}: {error}.{hint_for(error)} The cause "
+            "is shown above."
         ) from error
 
 
@@ -208,6 +209,17 @@ def _seeded(space: Any, rng: np.random.Generator) -> Any:
     twin = copy.deepcopy(space)
     twin.seed(int(rng.integers(2**31)))
     return twin
+
+
+def _locked(action: Any) -> Any:
+    """Returns an action whose arrays cannot be written to, as those of policies."""
+    parts = action.values() if isinstance(action, dict) else action
+    if isinstance(action, dict | tuple):
+        for part in parts:
+            _locked(part)
+    elif isinstance(action, np.ndarray):
+        action.flags.writeable = False
+    return action
 
 
 def random_action(space: Any, obs: Any, mask_key: str = "action_mask") -> Any:

@@ -35,6 +35,13 @@ _LONGEST_PAUSE = 5.0  # seconds between two tries to reset a new environment
 _MOST_IN_A_ROW = 200  # breaks of an environment without a completed step
 
 
+def hint_for(error: BaseException) -> str:
+    """Returns what to do about an error that an environment raised, with a space before; or ""."""
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return " Actions are read-only: write to a copy, `action = action.copy()`."
+    return ""
+
+
 class Watchdog:
     """Notices calls that take too long, in a thread of its own.
 
@@ -168,10 +175,11 @@ class Repairs:
             explained.__cause__ = error
             error = explained
         name, reason = self.name(index), f"broke in {call}: {type(error).__name__}: {error}"
+        reason += hint_for(error)
         if self.make is None:
             if hasattr(error, "add_note"):
                 error.add_note(
-                    f"{name} broke in {call}. "
+                    f"{name} broke in {call}.{hint_for(error)} "
                     "fault_tolerance(restart_failed_sub_environments=True) makes it anew."
                 )
             else:

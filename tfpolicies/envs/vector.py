@@ -557,7 +557,10 @@ def all_anew(num_envs: int, error: Exception, first: Any) -> Step:
 
 
 def copier(space: gym.Space) -> Callable[[Any], Any]:
-    """Returns what copies a batch of actions in the space's dtypes, for the environment to keep."""
+    """Returns what copies a batch of actions in the space's dtypes, for the environment to keep.
+
+    The arrays are read-only, so an environment that writes to its actions gets an error.
+    """
     if isinstance(space, gym.spaces.Dict):
         parts = {key: copier(sub) for key, sub in space.items()}
         return lambda actions: {key: copy(actions[key]) for key, copy in parts.items()}
@@ -565,7 +568,13 @@ def copier(space: gym.Space) -> Callable[[Any], Any]:
         subs = [copier(sub) for sub in space]
         return lambda actions: tuple(copy(x) for copy, x in zip(subs, actions, strict=True))
     dtype = space.dtype
-    return lambda actions: actions.astype(dtype)
+
+    def copied(actions: np.ndarray) -> np.ndarray:
+        own = actions.astype(dtype)
+        own.flags.writeable = False
+        return own
+
+    return copied
 
 
 def single_rows(batch: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.leaves import first_row, with_batch_axis
+from tfpolicies.batch.leaves import first_row, map_leaves, with_batch_axis
 from tfpolicies.errors import ObservationError
 from tfpolicies.finite import is_finite
 from tfpolicies.models.ports import (
@@ -52,7 +52,7 @@ class Session:
             self.memory.forget(rows)
 
     def act(self, obs: Any, reward: Any = None, explore: bool | None = None) -> Any:
-        """Returns the action for an observation, ready for the environment.
+        """Returns the action for an observation, ready for the environment, as arrays of your own.
 
         Args:
             obs: one observation, or a batch `[B, ...]` with a batch size.
@@ -74,7 +74,8 @@ class Session:
         if earned is not None:
             self.memory.rewarded(earned)
         actions, _ = self.memory.act(found, explore)
-        return first_row(actions) if single else actions
+        own = map_leaves(np.copy, actions)
+        return first_row(own) if single else own
 
 
 class Memory:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.models.spaces import nest
 from tfpolicies.testing.batches import random_batch
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, by_leaf
 
 _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
 
@@ -36,6 +37,14 @@ def aliasing(subject: Subject) -> str:
 
     _scribble(named)
     acts_as_before("the arrays that compute_actions returned were")
+    session = policy.session(ROWS)
+    seen = [
+        nest(policy.observation_space, rows[: len(subject.ports.obs)]) for rows in (inputs, others)
+    ]
+    first = by_leaf(subject.leaves, session.act(seen[0]))
+    kept = copy.deepcopy(first)
+    session.act(seen[1])
+    _unchanged(first, kept, "what a session's act returned to stay as it is at the next call")
     for getter, setter in (("get_weights", "set_weights"), ("get_state", "set_state")):
         taken = getattr(policy, getter)()
         before = copy.deepcopy(taken)
