@@ -202,7 +202,7 @@ def test_names_that_are_no_text_are_refused(name, tmp_path):
     content = doing(node("Relu", ["obs"], ["big"])).SerializeToString()
     assert name in content
     (tmp_path / "model.onnx").write_bytes(content.replace(name, name[:-1] + b"\xc7"))
-    with pytest.raises(ModelImportError, match="was refused: .*is damaged"):
+    with pytest.raises(ModelImportError, match=r"was refused: .*is damaged"):
         import_policy(tmp_path / "model.onnx", **SPACES)
 
 
