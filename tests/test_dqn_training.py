@@ -307,3 +307,10 @@ def test_defaults_run_and_come_back_from_a_folder(tmp_path):
     assert len(restored.replay_buffer) == 1000
     restored.training_step()
     assert restored.get_policy().num_grad_updates == 2
+
+
+def test_learn_ends_with_the_training_step_that_reaches_its_steps():
+    config = tiny().reporting(min_sample_timesteps_per_iteration=1000)
+    algorithm = config.build()
+    algorithm.learn(30, progress=False)
+    assert algorithm.counters["num_env_steps_sampled"] == 36

@@ -346,8 +346,8 @@ def test_the_defaults_are_those_of_rllib():
         "store_buffer_in_checkpoints": False,
         "training_intensity": None,
         "rollout_fragment_length": "auto",
-        "min_time_s_per_iteration": 1,
-        "min_sample_timesteps_per_iteration": 100,
+        "min_time_s_per_iteration": None,
+        "min_sample_timesteps_per_iteration": 1000,
     }
     assert {name: config[name] for name in wanted} == wanted
     assert config.replay_buffer_config["capacity"] == 1_000_000

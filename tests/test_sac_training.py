@@ -237,3 +237,16 @@ class TwoChoicesEnv(SeededEnv):
 def test_an_environment_of_other_actions_is_named():
     with pytest.raises(ValueError, match="one-dimensional Boxes of floats"):
         tiny(lambda context: TwoChoicesEnv()).build()
+
+
+@pytest.mark.parametrize("steps", [600, 2500])
+def test_a_seed_fixes_how_many_steps_a_run_has_and_it_ends_where_it_is_to(steps):
+    """A training step has 2 environments x 6 steps; 600 and 2500 are rounded up to one."""
+    runs = []
+    for _ in range(2):
+        algorithm = tiny().reporting(min_sample_timesteps_per_iteration=1000).build()
+        learned = algorithm.learn(steps, progress=False)
+        runs.append((algorithm.counters["num_env_steps_sampled"], algorithm.iteration))
+        assert learned.ended_by == "steps"
+    assert runs == [(600, 1) if steps == 600 else (2508, 3)] * 2
+    assert algorithm.train()["num_env_steps_sampled_this_iter"] == 1008  # as before

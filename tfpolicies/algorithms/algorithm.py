@@ -405,7 +405,8 @@ class Algorithm:
         it early (but for an update that is not finite) first saves the last whole iteration.
 
         Args:
-            total_timesteps: environment steps at which training ends, earlier ones included.
+            total_timesteps: environment steps at which training ends, earlier ones included: with
+                the training step that reaches them, which may cut the last iteration short.
             run_dir: the run folder, made if it is not there; None: nothing is written.
             progress: whether a bar, or a line per 10 seconds where there is no terminal, is shown.
             callbacks: functions `f(algorithm, result)`, called after each iteration, which end

@@ -76,6 +76,7 @@ class OffPolicyTFPolicy(TFPolicy):
     config_class = later("OffPolicyConfig")
     hyperparameters = (*TFPolicy.hyperparameters, "tau")
     static_keys = (*TFPolicy.static_keys, "n_step")
+    _column_defaults = {"weights": 1.0}  # of rows that no buffer has drawn
 
     @classmethod
     def network_plans(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import socket
 import time
@@ -28,6 +29,7 @@ class Results:
         counters: by name, since the run began.
         episodes: the newest `metrics_num_episodes_for_smoothing`.
         seconds: what the running iteration has spent, by what on.
+        ends_at: environment steps since the run began at which an iteration ends in any case.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -36,6 +38,7 @@ class Results:
             self.counters |= {f"num_{unit}_sampled": 0, f"num_{unit}_trained": 0}
         self.episodes = deque[RolloutMetrics](maxlen=config.metrics_num_episodes_for_smoothing)
         self.seconds: dict[str, float] = defaultdict(float)
+        self.ends_at = math.inf
         self._config = config
         self._machine = MachineLoad() if config.log_sys_usage else None
         self._episodes_total = 0
@@ -57,7 +60,9 @@ class Results:
         return str(self._config.count_steps_by)
 
     def has_done_enough(self) -> bool:
-        """Whether the iteration has the steps and seconds that it must have."""
+        """Whether the iteration has the steps and seconds that it must have, or the run ends."""
+        if self.counters["num_env_steps_sampled"] >= self.ends_at:
+            return True
         config, (sampled, trained) = self._config, self._steps_of_iteration()
         return bool(
             sampled >= config.min_sample_timesteps_per_iteration

@@ -369,4 +369,4 @@ class SACConfig(OffPolicyConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or SAC)
-        self.reporting(min_time_s_per_iteration=1, min_sample_timesteps_per_iteration=100)
+        self.reporting(min_sample_timesteps_per_iteration=1000)

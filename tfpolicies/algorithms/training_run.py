@@ -77,7 +77,14 @@ class TrainingRun:
             BaseException: what the environment, say, raised. What `rescue` of the records saves
                 has not been saved then.
         """
-        earliest = self.env_steps + at_least_steps
+        results = self.algorithm._results
+        results.ends_at = self.goals.steps
+        try:
+            return self._train(rescue, self.env_steps + at_least_steps)
+        finally:
+            results.ends_at = math.inf
+
+    def _train(self, rescue: Callable[[str], None], earliest: int) -> str:
         self._warn_if_too_short()
         shown = TrainingProgress(int(self.goals.steps), self.goals.until, self._console)
         with interruptions().held_back(rescue) as signals, shown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,14 @@ import numpy as np
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.sequences import sequence_lengths
 from tfpolicies.batch.view_builder import Trajectories
-from tfpolicies.errors import UsageError
+from tfpolicies.errors import BatchError, ObservationError, UsageError
+from tfpolicies.finite import is_finite
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import SEQ_LENS, previous
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.spaces import Leaf, batch_leaves, cell_sizes, is_float_box, nest
 
 _DUMMY_ROWS = 4
+_LARGEST = np.iinfo(np.int64).max
 _RENAMED = {
     "logp": "action_logp",
     "prob": "action_prob",
@@ -77,6 +79,42 @@ def postprocessed(
             f"{type(found).__name__}; return the batch that it was given, with what it adds."
         )
     return found
+
+
+def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
+    """Checks the actions of a batch: what they are of, and that real numbers are finite.
+
+    Real numbers may lie outside of the bounds of their Box, as sampled ones do. Columns of other
+    shapes are left to whoever reads the batch.
+
+    Raises:
+        BatchError: if an action is not in its space; it names the row.
+    """
+    given = batch.get(SampleBatch.ACTIONS)
+    if given is None:
+        return
+    try:
+        arrays = batch_leaves(leaves, given, "actions")
+    except ObservationError:
+        return
+    for leaf, array in zip(leaves, arrays, strict=True):
+        if is_float_box(leaf.space):
+            if is_finite(array):
+                continue
+            is_wrong, rule = ~np.isfinite(array), "must be finite"
+        else:
+            sizes = [min(size, _LARGEST) for size in cell_sizes(leaf.space)]
+            if not array.size or (array.min() >= 0 and array.max() < min(sizes)):
+                continue
+            is_wrong = (array < 0) | (array >= np.reshape(sizes, leaf.shape))
+            rule = f"must be choices of {leaf.space}, counted from 0"
+        rows = np.flatnonzero(is_wrong.reshape(len(array), -1).any(axis=1))
+        if len(rows):
+            raise BatchError(
+                f"The column {leaf.name('actions')!r} {rule}, but row {rows[0]} is "
+                f"{array[rows[0]].tolist()!r:.200}; {len(rows)} of {len(array)} rows are wrong. "
+                "Correct them, or leave them out."
+            )
 
 
 def in_sequences(batch: SampleBatch, policy: Any) -> SampleBatch:

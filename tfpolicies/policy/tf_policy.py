@@ -39,6 +39,7 @@ from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning import Notes, ProgramLearning
+from tfpolicies.policy.learning_batches import require_actions
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding
 from tfpolicies.policy.states import Owned, matched
@@ -98,6 +99,8 @@ class TFPolicy(PolicyKind):
     learning: ProgramLearning
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The methods that a subclass has of its own in place of those here, which are what runs."""
+    _column_defaults: ClassVar[Mapping[str, float]] = {}
+    """What columns `[N]` that a batch may lack are filled with."""
     _parts: ClassVar[dict[str, Callable[[Any], Any]]] = {
         "acting": OverriddenActing,
         "learning": ProgramLearning,
@@ -447,13 +450,15 @@ class TFPolicy(PolicyKind):
 
         Raises:
             MissingColumnError: if the batch lacks a column that the loss reads.
-            BatchError: if it is empty, or a column has another shape than before.
+            BatchError: if it is empty, a column has another shape than before, or an action is not
+                in the action space.
         """
         if num_epochs < 1 or minibatch_size < 1:
             raise BatchError(
                 f"num_epochs and minibatch_size must be at least 1, got {num_epochs} and "
                 f"{minibatch_size}."
             )
+        require_actions(self.program.spec.action_leaves, batch)
         learning = self.learning
         if not self._overridden.isdisjoint(by_methods.LOADING):
             learn = learning.loaded_epochs
@@ -468,8 +473,9 @@ class TFPolicy(PolicyKind):
 
         Raises:
             MissingColumnError: if the batch lacks a column that the loss reads.
-            BatchError: if it is empty.
+            BatchError: if it is empty, or an action is not in the action space.
         """
+        require_actions(self.program.spec.action_leaves, samples)
         if self._overridden.isdisjoint(by_methods.GRADIENTS):
             return self.learning.epochs(samples, 1, None, shuffle=False)
         return self.learning.by_gradients(samples)
@@ -490,7 +496,11 @@ class TFPolicy(PolicyKind):
 
         Neither weights nor counters change. The info has `learner_stats`, and what the class gives
         for each row, such as `td_error` `[B]`.
+
+        Raises:
+            BatchError: as `learn_on_batch`.
         """
+        require_actions(self.program.spec.action_leaves, postprocessed_batch)
         return self.learning.gradients(postprocessed_batch)
 
     def apply_gradients(self, gradients: Sequence[np.ndarray | None]) -> None:
@@ -503,6 +513,7 @@ class TFPolicy(PolicyKind):
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
+        require_actions(self.program.spec.action_leaves, batch)
         if self._updates_by_methods():
             return super().load_batch_into_buffer(batch, buffer_index)
         self.learning.prepare()

@@ -111,6 +111,7 @@ class BatchReader:
         self._ports = ports
         self._is_recurrent = ports.is_recurrent
         self._wanted = signature.columns
+        self._defaults = spec.policy_class._column_defaults
         self._ready = {  # dtypes and shapes of what is taken as it is
             name: (x.dtype.as_numpy_dtype, tuple(x.shape[1:]))
             for name, x in signature.columns.items()
@@ -130,6 +131,10 @@ class BatchReader:
             batch = dict(batch)  # reads of a `SampleBatch` are slower: it takes them down
         columns = {}
         for name, wanted in self._wanted.items():
+            if name not in batch and name in self._defaults and "rewards" in batch:
+                shape = np.shape(batch["rewards"])
+                columns[name] = np.full(shape, self._defaults[name], np.float32)
+                continue
             if name not in batch:
                 raise MissingColumnError(
                     f"The batch has no column {name!r}, which the loss of "
