@@ -497,3 +497,39 @@ def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
     choice = one_of("a", None, 2)
     assert all(map(choice.holds, ("a", None, 2)))
     assert not any(map(choice.holds, (np.array(["a", "b"]), ["a"], {"a": 1}, "b")))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("seed", np.int64(3), 3),
+        ("lr", np.float32(0.5), 0.5),
+        ("train_batch_size", np.int32(256), 256),
+        ("train_batch_size", 256.0, 256),
+        ("train_batch_size", np.float64(256), 256),
+        ("num_envs_per_worker", 2.0, 2),
+        ("evaluation_interval", 4.0, 4),
+        ("gamma", 1.0, 1.0),
+        ("use_gae", np.bool_(False), False),
+        ("lr_schedule", [[np.int64(0), np.float32(0.5)]], [[0, 0.5]]),
+    ],
+)
+def test_numbers_of_numpy_and_whole_floats_are_numbers(name, given, wanted):
+    configs = [
+        PPOConfig().update_from_dict({name: given}),
+        PPOConfig.from_dict({name: given}),
+    ]
+    for config in configs:
+        found = config[name]
+        assert (found, type(found)) == (wanted, type(wanted))
+
+
+def test_numbers_in_the_dict_of_a_model_are_pythons_and_those_of_an_environment_stay():
+    config = PPOConfig().training(model={"fcnet_hiddens": [np.int64(8)], "max_seq_len": np.int8(7)})
+    assert config.model["fcnet_hiddens"] == [8]
+    assert {type(config.model["max_seq_len"]), type(config.model["fcnet_hiddens"][0])} == {int}
+    kept = config.environment(env_config={"size": np.int64(3)}).env_config["size"]
+    assert type(kept) is np.int64
+    for wrong in (256.5, np.float32(0.5), "256", np.array([256])):
+        with pytest.raises(ConfigError, match="train_batch_size must be an integer >= 1"):
+            config.training(train_batch_size=wrong)

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from marking import telling
 from tiny import OBS, PLANE, assert_close, assert_equal, make, rows_of, trajectory
 
-from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy
+from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy, TD3TF2Policy
+from tfpolicies.algorithms import off_policy
 from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
 from tfpolicies.models.registry import register_model
 from tfpolicies.testing import check_policy
@@ -595,9 +596,41 @@ def test_without_normalised_actions_the_gaussian_is_not_squashed():
     assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
 
 
-def test_an_unbounded_box_gets_actions_between_minus_one_and_one():
-    policy = shaken(sac(actions=spaces.Box(-np.inf, np.inf, (2,))))
-    assert np.abs(policy.compute_actions(rows_of(OBS, 50)).actions).max() <= 1
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        ([-1, 0], [1, np.inf], r"dimension 1 of the action space are \[0, inf\]"),
+        ([-1, -np.inf], [1, 0], r"dimension 1 of the action space are \[-inf, 0\]"),
+        ([-np.inf, 0], [np.inf, 1], r"dimension 0 of the action space are \[-inf, inf\]"),
+    ],
+)
+def test_boxes_without_bounds_are_refused_with_the_ways_out(low, high, words):
+    box = spaces.Box(np.float32(low), np.float32(high))
+    for made in (sac, td3_of):
+        with pytest.raises(UnsupportedSpaceError, match=f"{words}.*wrappers.TransformAction"):
+            made(actions=box)
+    with pytest.raises(UnsupportedSpaceError, match="normalize_actions=False, clip_actions=True"):
+        sac(actions=box)
+    policy = shaken(sac(actions=box, normalize_actions=False, clip_actions=True))
+    acting = policy.session(200)
+    actions = np.concatenate(
+        [acting.act(10 * rows_of(OBS, 200, i), explore=False) for i in range(3)]
+    )
+    assert all(action in box for action in actions)
+    unbounded = np.isinf(low) | np.isinf(high)
+    assert np.abs(actions[:, unbounded]).max() > 1.5
+
+
+def td3_of(**settings):
+    return TD3TF2Policy(OBS, settings.pop("actions"), settings)
+
+
+def test_bounds_that_are_very_far_apart_are_told_of_once(caplog, monkeypatch):
+    monkeypatch.setattr(off_policy, "_told_of_width", set())
+    for bound in (499.0, 1000.0, 2000.0):
+        sac(actions=spaces.Box(-bound, bound, (2,)))
+    (told,) = [x.getMessage() for x in caplog.records]
+    assert told.startswith("The bounds of dimension 0 of the action space are [-1000, 1000]")
 
 
 @pytest.mark.parametrize(

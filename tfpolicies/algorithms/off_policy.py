@@ -9,6 +9,7 @@ next. Buffers and updates owed go to checkpoints.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,8 +48,13 @@ from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
 from tfpolicies.replay.room import check_room
 from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, is_one_of, one_of
 
+logger = logging.getLogger("tfpolicies")
+
 N_STEPS = "n_steps"
 """Column of n-step transitions: how many rewards are summed up in each row, int32."""
+
+_WIDE = 1000.0  # from the lower bound of an action to the upper one
+_told_of_width: set[str] = set()  # the classes of policies
 
 _UNIFORM = ("MultiAgentReplayBuffer", "ReplayBuffer")
 _PRIORITIZED = ("MultiAgentPrioritizedReplayBuffer", "PrioritizedReplayBuffer")
@@ -188,6 +194,44 @@ def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> N
             f"{owner} supports {besides}one-dimensional Boxes of floats as action spaces only, got "
             f"{action_space}. For Discrete actions use DQN, SAC or PPO; flatten other Boxes in the "
             "environment, for example with a gymnasium.ActionWrapper."
+        )
+
+
+def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> None:
+    """Checks that each dimension of a Box has both bounds, into which actions are squashed.
+
+    Says once for each class if they are so far apart that the first actions will hardly be of use.
+
+    Args:
+        action_space: of the policy, a vector of floats.
+        owner: the class of policies, for messages.
+        way_out: what else may be done where a bound is missing.
+
+    Raises:
+        UnsupportedSpaceError: if one is not finite; it names the dimension.
+    """
+    low, high = action_space.low, action_space.high  # type: ignore[attr-defined]
+    unbounded = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))
+    if len(unbounded):
+        i = unbounded[0]
+        raise UnsupportedSpaceError(
+            f"{owner} squashes actions into the bounds of their dimension, which must be finite, "
+            f"but those of dimension {i} of the action space are [{low[i]:g}, {high[i]:g}]. Give "
+            "the environment bounds: `gymnasium.wrappers.TransformAction(env, lambda action: "
+            f"action, gymnasium.spaces.Box(low, high))`.{way_out}"
+        )
+    width = high.astype(np.float64) - low
+    if (width >= _WIDE).any() and owner not in _told_of_width:
+        _told_of_width.add(owner)
+        i = int(np.argmax(width))
+        logger.warning(
+            "The bounds of dimension %d of the action space are [%g, %g], and the first actions of "
+            "%s are all over them. If only small ones are of use, give the environment narrower "
+            "bounds.",
+            i,
+            low[i],
+            high[i],
+            owner,
         )
 
 

@@ -56,6 +56,7 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyTFPolicy,
     OffPolicyTraining,
     check_rows_alone,
+    require_bounds,
     require_vectors,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
@@ -213,7 +214,17 @@ class SACTFPolicy(OffPolicyTFPolicy):
     ) -> None:
         super().validate_spaces(observation_space, action_space, config)
         if not _is_discrete(action_space):
-            require_vectors(action_space, type(self).__name__, "Discrete and ")
+            owner = type(self).__name__
+            require_vectors(action_space, owner, "Discrete and ")
+            is_usual = config["model"]["custom_action_dist"] is None
+            if config["normalize_actions"] and is_usual:
+                require_bounds(action_space, owner, _NOT_SQUASHED)
+
+
+_NOT_SQUASHED = (
+    " Or let actions be drawn from a Gaussian that is not squashed: "
+    "environment(normalize_actions=False, clip_actions=True)."
+)
 
 
 def _is_discrete(action_space: gym.Space) -> bool:

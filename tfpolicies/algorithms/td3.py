@@ -42,6 +42,7 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyConfig,
     OffPolicyTFPolicy,
     OffPolicyTraining,
+    require_bounds,
     require_vectors,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
@@ -194,6 +195,8 @@ class TD3TFPolicy(OffPolicyTFPolicy):
     ) -> None:
         super().validate_spaces(observation_space, action_space, config)
         require_vectors(action_space, type(self).__name__)
+        if config["model"]["custom_action_dist"] is None:
+            require_bounds(action_space, type(self).__name__)
 
 
 def _actions(dist_class: Any, model: Any, obs: Any) -> tf.Tensor:

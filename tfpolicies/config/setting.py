@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfpolicies.config.read_only import copied, merged
+import numpy as np
+
+from tfpolicies.config.read_only import copied, is_dict, merged
 from tfpolicies.errors import ConfigError, show_value
 from tfpolicies.rules import Rule, is_one_of
 
@@ -91,14 +93,23 @@ def check(condition: bool, name: str, rule: str, value: Any) -> None:
 def taken(told: Mapping[str, Any], present: Any, value: Any) -> Any:
     """Returns a setting as a config keeps it, laid over the present value if dicts are merged.
 
+    NumPy's numbers become Python's, and a whole float an integer where the rule asks for one. What
+    is in an `env_config` stays as it is.
+
     Args:
         told: what `told_of` has about it.
         present: what is kept now.
         value: what is given.
     """
+    merge = told.get("merge", Merge.REPLACE)
+    value = _as_python(value)
+    if merge in (Merge.KEYS, Merge.TYPED) and is_dict(value):
+        value = {key: _as_python(part) for key, part in value.items()}
+    rule = told.get("rule")
+    if isinstance(value, float) and value.is_integer() and rule is not None:
+        value = int(value) if rule.holds(int(value)) and not rule.holds(value) else value
     if "kept" in told:
         value = told["kept"](value)
-    merge = told.get("merge", Merge.REPLACE)
     if merge is Merge.REPLACE or not isinstance(value, Mapping):
         return copied(value)
     present = present or {}
@@ -106,3 +117,12 @@ def taken(told: Mapping[str, Any], present: Any, value: Any) -> Any:
     if merge is Merge.TYPED and not is_one_of(value.get("type", kind), kind):
         present = {}
     return copied(merged(present, value, deep=merge is Merge.DEEP))
+
+
+def _as_python(value: Any) -> Any:
+    """Returns a NumPy scalar as Python's number, also in lists and tuples."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(_as_python, value))
+    return value
