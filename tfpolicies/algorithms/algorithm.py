@@ -33,6 +33,7 @@ from tfpolicies.config.idioms import (
     missing_attribute,
     positional_config,
 )
+from tfpolicies.config.multi_agent import is_surely_trained
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.distributed import messages
@@ -84,6 +85,7 @@ class Algorithm:
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     policy_classes: Mapping[str, type[Policy]] = {}  # by framework: "tf2", and "tf" for graph mode
     overlaps = False  # whether remote workers sample while this process learns
+    _replays = False  # whether its training step learns from rows that were sampled long ago
 
     @answering(SETTINGS, " Write {0}Config().environment(env).training(...).build().")
     def __init__(
@@ -100,6 +102,11 @@ class Algorithm:
         _require_restorable(config, type(self))
         config.validate()
         _require_spaces(config)
+        self._served: set[str] = set()  # ids of policies that were found to fit its training step
+        predicate = as_predicate(config.policies_to_train)
+        for policy_id, spec in config.policies.items():
+            if spec.policy_class is not None and is_surely_trained(policy_id, predicate):
+                self._require_served(policy_id, spec.policy_class)
         self.config = config
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
@@ -157,6 +164,32 @@ class Algorithm:
         workers = WorkerSet(config=config, default_policy_class=default_class, num_workers=count)
         workers.on_recreated = functools.partial(self._tell_of_recreated, workers)
         return workers
+
+    def _require_served(self, policy_id: str, kind: type) -> None:
+        """Checks that the training step gives a policy what its algorithm learns from.
+
+        Classes and training steps of the user's are let pass: they know best.
+
+        Raises:
+            ConfigError: if one of them replays rows and the other one does not.
+        """
+        self._served.add(policy_id)
+        is_ours = all(
+            place.partition(".")[0] == __package__.partition(".")[0]
+            for place in (kind.__module__, type(self).training_step.__module__)
+        )
+        replays = getattr(kind, "_replays", self._replays)
+        if not is_ours or replays == self._replays:
+            return
+        needs, does = "replayed rows and target networks", "only what was just sampled"
+        if self._replays:
+            needs, does = does, needs
+        raise ConfigError(
+            f"Policy {policy_id!r} is a {kind.__name__}, which learns from {needs}, but the "
+            f"training step of {type(self).__name__} has {does}. Leave it out of "
+            "`policies_to_train` and train it by an algorithm of its own, or override "
+            "`training_step`."
+        )
 
     def _check_environment(self) -> None:
         """Plays a few steps of an environment where the first worker that samples is.
@@ -314,6 +347,10 @@ class Algorithm:
             for policy_id, batch in whole.policy_batches.items()
             if policy_id in self.worker.policy_map and self.worker.roster.trains(policy_id, whole)
         }
+        for policy_id in trained.keys() - self._served:
+            policy = self.get_policy(policy_id)
+            if not policy.holding.is_frozen:
+                self._require_served(policy_id, type(policy))
         agent_steps = sum(batch.count for batch in trained.values())
         self._env_share = whole.env_steps() / max(1, agent_steps)
         self._results.spent("sample", started)
@@ -640,11 +677,18 @@ class Algorithm:
             The policy of this process.
 
         Raises:
-            ConfigError: for an invalid id or setting.
+            ConfigError: for an invalid id or setting, or if the policy is to be trained and learns
+                from what the training step has not.
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
         before = messages.roster_of(self.worker)
+        predicate = before.policies_to_train if policies_to_train is None else policies_to_train
+        kind = policy_cls if policy is None else type(policy)
+        is_frozen = policy is not None and policy.holding.is_frozen
+        is_trained = not is_frozen and is_surely_trained(policy_id, as_predicate(predicate))
+        if kind is not None and is_trained:
+            self._require_served(policy_id, kind)
         added = self.workers.add_policy(
             policy_id,
             policy_cls,

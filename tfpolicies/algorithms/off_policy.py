@@ -82,6 +82,7 @@ class OffPolicyTFPolicy(TFPolicy):
     config_class = later("OffPolicyConfig")
     hyperparameters = (*TFPolicy.hyperparameters, "tau")
     static_keys = (*TFPolicy.static_keys, "n_step")
+    _replays = True
     _column_defaults = {"weights": 1.0}  # of rows that no buffer has drawn
 
     @classmethod
@@ -267,6 +268,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     config_class = later("OffPolicyConfig")
     overlaps = True
+    _replays = True
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Makes the replay buffer."""

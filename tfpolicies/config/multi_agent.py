@@ -160,6 +160,11 @@ def as_predicate(policies_to_train: Any) -> ToTrain:
     return _AmongIds(frozenset(policies_to_train))
 
 
+def is_surely_trained(policy_id: str, predicate: ToTrain) -> bool:
+    """Whether a policy is trained on any batch, as far as that is known without one."""
+    return predicate is None or (isinstance(predicate, _AmongIds) and predicate(policy_id))
+
+
 @dataclass(frozen=True)
 class _AmongIds:
     """Says yes to some ids; unlike a nested function it can be sent to other processes."""

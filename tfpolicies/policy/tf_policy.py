@@ -99,6 +99,8 @@ class TFPolicy(PolicyKind):
     learning: ProgramLearning
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The methods that a subclass has of its own in place of those here, which are what runs."""
+    _replays: ClassVar[bool] = False
+    """Whether it learns from rows that were sampled long ago."""
     _column_defaults: ClassVar[Mapping[str, float]] = {}
     """What columns `[N]` that a batch may lack are filled with."""
     _parts: ClassVar[dict[str, Callable[[Any], Any]]] = {
