@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -45,7 +46,33 @@ def call_model(model: keras.Model, inputs: Any, *, training: bool = False) -> An
     See `structured`.
     """
     named = inputs if isinstance(inputs, Mapping) else {"obs": inputs}
-    return model(structured(model, named), training=training)
+    with _statistics_from_weights(model):
+        return model(structured(model, named), training=training)
+
+
+def adapted_layers(model: keras.Model) -> list[keras.layers.Normalization]:
+    """Returns the layers whose `adapt` finds out mean and variance.
+
+    Keras keeps both as weights, and as constants that `call` uses; `finalize_state` makes these of
+    the weights.
+    """
+    kind = keras.layers.Normalization
+    found = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
+    return [layer for layer in found if layer.built and layer.input_mean is None]
+
+
+@contextlib.contextmanager
+def _statistics_from_weights(model: keras.Model) -> Iterator[None]:
+    """Lets layers normalise by the mean and variance that are their weights at present."""
+    layers = adapted_layers(model)
+    before = [(layer.mean, layer.variance) for layer in layers]
+    for layer in layers:
+        layer.finalize_state()
+    try:
+        yield
+    finally:
+        for layer, (mean, variance) in zip(layers, before, strict=True):
+            layer.mean, layer.variance = mean, variance
 
 
 def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:

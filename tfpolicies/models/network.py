@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,8 +30,9 @@ from tfpolicies.models.catalog import (
     memory_of,
     q_noise_size,
 )
+from tfpolicies.models.comparing import require_equal
 from tfpolicies.models.distributions import ActionDistribution, Categorical
-from tfpolicies.models.extent import require_room
+from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, model_leaves, plain_leaves
 from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
@@ -147,6 +149,9 @@ def model_source(
             call_with_zeros(custom, ports)  # builds it; `complete` tries each copy that is made
         architecture = Architecture.of(custom)
         _require_kept_views(custom, architecture)
+        if architecture is not None and custom not in _compared and not is_built_from_file():
+            require_equal(custom, architecture.build(), ports)
+            _compared.add(custom)
         return _instance_source(custom, architecture, complete, value_key)
     if isinstance(custom, keras.Layer):
         raise ModelError(
@@ -344,6 +349,10 @@ def _instance_source(
     )
     key = ("architecture", fingerprint(anonymous(architecture.config)), classes, *value_key)
     return ModelSource(key, lambda: complete(architecture.build()), instance)
+
+
+_compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+"""Models of users whose copies were found to compute the same."""
 
 
 class Architecture(NamedTuple):

@@ -23,6 +23,7 @@ from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
 from tfpolicies.models.adapted import AdaptedModel
+from tfpolicies.models.calling import adapted_layers
 from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
@@ -292,6 +293,8 @@ class TFPolicy(PolicyKind):
         for variable, slot in zip(model.variables, slots, strict=True):
             if slot.key in weights:  # others are not read
                 variable.assign(weights[slot.key])
+        for layer in adapted_layers(model):
+            layer.finalize_state()
         names = self.program.functions.network.filtered_names
         numbers = [self._state.arrays[slot.key] for slot in self.program.layout.of("filter")]
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
