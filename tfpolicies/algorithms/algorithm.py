@@ -173,13 +173,13 @@ class Algorithm:
         Raises:
             ConfigError: if one of them replays rows and the other one does not.
         """
-        self._served.add(policy_id)
         is_ours = all(
             place.partition(".")[0] == __package__.partition(".")[0]
             for place in (kind.__module__, type(self).training_step.__module__)
         )
         replays = getattr(kind, "_replays", self._replays)
         if not is_ours or replays == self._replays:
+            self._served.add(policy_id)
             return
         needs, does = "replayed rows and target networks", "only what was just sampled"
         if self._replays:
