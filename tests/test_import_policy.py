@@ -329,6 +329,18 @@ def test_a_saved_model_whose_signature_is_something_else_is_refused(place, tmp_p
         import_policy(tmp_path, **POLE)
 
 
+@pytest.mark.core
+def test_a_saved_model_whose_constants_have_other_types_is_refused(tmp_path):
+    saved(tmp_path, lambda x: {"actions": x[:, 0] > 0})
+    model = SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
+    functions = model.meta_graphs[0].graph_def.library.function
+    constants = [x for each in functions for x in each.node_def if x.op == "Const"]
+    constants[0].attr["value"].tensor.dtype = 14
+    (tmp_path / "saved_model.pb").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelImportError, match=f"constants {constants[0].name} are not of the typ"):
+        import_policy(tmp_path, **POLE)
+
+
 def test_a_saved_model_that_fails_when_it_runs_is_named(tmp_path):
     def fail(x):
         with tf.control_dependencies([tf.debugging.assert_less(x, 5.0)]):

@@ -98,6 +98,20 @@ def unknown_operations(graph: Any) -> list[str]:
     return sorted(found)
 
 
+def mistyped_constants(graph: Any) -> list[str]:
+    """Returns the names of constants whose value is of another type than the constant, in order.
+
+    TensorFlow 2.18 does not refuse them, and ends the process where it reads such a value while it
+    infers shapes.
+    """
+    return sorted(
+        node.name
+        for function in graph.graph_def.library.function
+        for node in function.node_def
+        if node.op == "Const" and node.attr["dtype"].type != node.attr["value"].tensor.dtype
+    )
+
+
 def _operations(function: Any) -> set[str]:
     return {node.op for node in function.node_def}
 

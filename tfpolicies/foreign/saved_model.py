@@ -18,7 +18,7 @@ from tensorflow.python.eager.cancellation import CancellationManager, Cancellati
 from tfpolicies.errors import MissingModelFileError, ModelImportError
 from tfpolicies.export import player
 from tfpolicies.foreign.model import ForeignModel, Socket
-from tfpolicies.foreign.operations import unknown_operations
+from tfpolicies.foreign.operations import mistyped_constants, unknown_operations
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.system.regular_files import read_regular
 
@@ -194,6 +194,11 @@ def _require_known(folder: Path, source: str) -> None:
                 f"{', '.join(unknown)[:400]}, which are not among those that only compute. Export "
                 "the network without them, or load the model yourself and write a Policy that "
                 "calls it."
+            )
+        if mistyped := mistyped_constants(graph):
+            raise ModelImportError(
+                f"{source} is damaged: the values of its constants {', '.join(mistyped)[:400]} are "
+                "not of the types that the constants have. Save it again with TensorFlow 2."
             )
 
 
