@@ -341,6 +341,14 @@ def test_a_saved_model_whose_constants_have_other_types_is_refused(tmp_path):
         import_policy(tmp_path, **POLE)
 
 
+def test_a_model_that_gives_other_rows_than_it_is_given_is_named(tmp_path):
+    saved(tmp_path, lambda x: {"actions": tf.boolean_mask(x[:, 0], x[:, 0] > 0.0)})
+    policy = import_policy(tmp_path, **POLE)
+    assert policy.compute_actions(np.ones((2, 4), np.float32)).actions.tolist() == [1, 1]
+    with pytest.raises(ModelImportError, match=r"'actions' has the shape \[1\] for 2 rows"):
+        policy.compute_actions(np.float32([[1, 0, 0, 0], [-1, 0, 0, 0]]))
+
+
 def test_a_saved_model_that_fails_when_it_runs_is_named(tmp_path):
     def fail(x):
         with tf.control_dependencies([tf.debugging.assert_less(x, 5.0)]):

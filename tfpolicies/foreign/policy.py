@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.errors import CheckpointError, FrozenPolicyError, NotOfferedError
+from tfpolicies.errors import (
+    CheckpointError,
+    FrozenPolicyError,
+    ModelImportError,
+    NotOfferedError,
+)
 from tfpolicies.foreign.model import ForeignModel
 from tfpolicies.foreign.wiring import LOGITS, Wiring, choices
 from tfpolicies.models.env_actions import from_env
@@ -79,6 +85,9 @@ class ImportedPolicy(Policy):
         """Chooses one action for each row; see `Policy.compute_actions`.
 
         With `explore`, actions are drawn where the model gives logits; else they are what it gives.
+
+        Raises:
+            ModelImportError: if the model gives another number of rows, or rows of another size.
         """
         obs = batch_leaves(self._seen, obs_batch, "obs_batch")
         rows, wiring = len(obs[0]), self._wiring
@@ -91,6 +100,7 @@ class ImportedPolicy(Policy):
         given |= {name: self._constant(name, rows) for name in wiring.constants}
         feed = {name: np.asarray(x, self._dtypes[name]) for name, x in given.items()}
         found = self._model.in_rows(feed, rows)
+        self._require_rows(found, rows)
         after = [found[name] for name in wiring.memory_out]
         extras = {name: self._row(found[output], rows) for name, output in wiring.extras.items()}
         explore = bool(self.config.get("explore")) if explore is None else explore
@@ -144,6 +154,28 @@ class ImportedPolicy(Policy):
             starts = [getattr(leaf.space, "start", 0) for leaf in self._acted]
             last = [x - start for x, start in zip(given, starts, strict=True)]
         return found | dict(zip(self._wiring.previous, last, strict=True))
+
+    def _require_rows(self, outputs: Mapping[str, np.ndarray], rows: int) -> None:
+        """Checks what the model computed: its file may say other shapes.
+
+        Raises:
+            ModelImportError: if an output has another number of rows, or rows of another size.
+        """
+        wiring = self._wiring
+        if wiring.kind == LOGITS:
+            sizes = {wiring.outputs[0]: sum(choices(self.action_space))}
+        else:
+            pairs = zip(wiring.outputs, self._acted, strict=True)
+            sizes = {name: math.prod(leaf.shape) for name, leaf in pairs}
+        memory = zip(wiring.memory_out, wiring.memory, strict=True)
+        sizes |= {name: each.size for name, each in memory}
+        for name in [*sizes, *wiring.extras.values()]:
+            shape, size = outputs[name].shape, sizes.get(name)
+            if shape[:1] != (rows,) or size not in (None, math.prod(shape[1:])):
+                raise ModelImportError(
+                    f"{self._model.source} does not do what it says: its output {name!r} has the "
+                    f"shape {list(shape)} for {rows} rows. Save it again."
+                )
 
     def _row(self, output: np.ndarray, rows: int) -> np.ndarray:
         return output[:, 0] if self._wiring.has_time else output
