@@ -1009,6 +1009,10 @@ class Algorithm:
     ) -> None:
         """Puts this algorithm into the state of a checkpoint.
 
+        Hyperparameters and schedules for which this algorithm's config differs from that of the
+        checkpoint are those of this algorithm's config, and one line of the log names them; all
+        others are the checkpoint's. So a trial that Ray Tune perturbs trains with its new values.
+
         Args:
             checkpoint_path: the folder, or what `save` returned.
             allow_other_spaces: see `from_checkpoint`.
@@ -1052,7 +1056,8 @@ class Algorithm:
             policy_mapping_fn: which policy acts for which agent; None for what was saved.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
                 for what was saved.
-            config: settings that replace stored ones, and those that a file cannot hold (an
+            config: settings that replace stored ones, hyperparameters and schedules among them (a
+                number also replaces its stored schedule), and those that a file cannot hold (an
                 environment class or a model of your own) or must not choose (what is imported: an
                 environment "my.module:Env", which may be given as this text).
             allow_other_spaces: take an environment whose spaces have other dtypes, or other action
@@ -1143,12 +1148,15 @@ class Algorithm:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Restores what `__getstate__` returned, here and in remote workers.
 
+        Hyperparameters for which the configs differ are those of this algorithm; see `restore`.
+
         Raises:
             KeyError: if a part is missing; nothing is changed then.
             WeightsError: if the state of a policy does not fit; likewise.
             CheckpointError: if what a subclass keeps does not fit; likewise.
         """
         worker, iteration = state["worker"], int(state["training_iteration"])
+        worker = checkpoints.with_configured_numbers(self.worker, worker)
         counters, before = dict(state["counters"]), self.worker.get_state()
         self.worker.set_state(worker)
         try:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.read_only import is_equal
 from tfpolicies.config.stored_config import (
     arrived,
     automatic_of,
@@ -230,17 +231,23 @@ class StoredPolicy:
         state = {key: decode_value(value) for key, value in stored.items()}
         return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
 
-    def state_for(self, policy: Any) -> dict[str, Any]:
-        """Returns the state for a policy whose config may have another exploration strategy.
+    def state_for(self, policy: Any, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns the state for a policy whose config may differ from the stored one.
 
-        The state of a strategy means nothing to another one, which begins as it is when made.
-        Classes of one name count as one.
+        Hyperparameters for which the two configs differ are those of the policy's config; see
+        `with_configured_hyperparameters`. The state of an exploration strategy means nothing to
+        another one, which begins as it is when made. Classes of one name count as one.
+
+        Args:
+            policy: the policy.
+            overrides: settings that the caller named; None for those of this record.
         """
         state, settings = self.state, self.checkpoint.manifest["config"]["settings"]
-        stored, own = settings.get("exploration_config"), getattr(policy, "exploration", None)
-        if own is not None and type(own).__name__ != _strategy_name(stored):
+        strategy, own = settings.get("exploration_config"), getattr(policy, "exploration", None)
+        if own is not None and type(own).__name__ != _strategy_name(strategy):
             state.pop("_exploration_state", None)
-        return state
+        named = self.overrides if overrides is None else overrides
+        return with_configured_hyperparameters(policy, state, decode_settings(settings), named)
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -350,6 +357,47 @@ class StoredPolicy:
         if not fits(found, POLICY_CLASS.kind):
             raise CheckpointError(f"{self.source}: {name} is no policy class that can be made.")
         return found
+
+
+def with_configured_hyperparameters(
+    policy: Any,
+    state: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns a state in which a policy's hyperparameters hold where its config differs.
+
+    A policy's numbers may differ from its config, for example after `set_hyper`; so they are kept
+    where both configs agree. Where they differ, the number in the policy's config is what its user
+    chose, and the state gets it. A hyperparameter with a schedule follows the policy's schedule in
+    any case.
+
+    Args:
+        policy: the policy that the state is for.
+        state: as `Policy.get_state` returns it; it is not changed.
+        stored: the config of the policy that the state is from.
+        overrides: settings that the user named: their values hold even where both configs agree.
+    """
+    if policy.holding.program is None:
+        return dict(state)
+    spec, config, named = policy.program.spec, policy.config, overrides or {}
+
+    def differs(name: str) -> bool:
+        if name not in config:
+            return name in stored
+        is_named = name in named and is_equal(named[name], config[name])
+        return is_named or name not in stored or not is_equal(config[name], stored[name])
+
+    hyperparameters = dict(state.get("hyperparameters") or {})
+    state = {**state, "hyperparameters": hyperparameters}
+    keys = {name: key for key, name in policy._state_aliases.items()}
+    as_lr = spec.rates_as_lr(config)
+    for name, value in zip(spec.hyperparameters, spec.hyper_values(config), strict=True):
+        sources = [name, f"{name}_schedule", policy._switches.get(name, name)]
+        if any(map(differs, [*sources, *["lr", "lr_schedule"] * (name in as_lr)])):
+            target = state if name in keys else hyperparameters
+            target[keys.get(name, name)] = None if value == math.inf else value
+    return state
 
 
 def _strategy_name(record: Any) -> str:
