@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ import keras
 import numpy as np
 
 from tfpolicies.errors import ModelImportError, near_matches
-from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of
+from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of, without_underscores
 from tfpolicies.models.layer_tree import Owner, owners_of
 from tfpolicies.models.network import variables_of_actor
 
@@ -98,8 +99,9 @@ def match_weights(
 
     Layers of the file that normalise inputs (Keras's `Normalization`) are passed over, unless the
     model has such layers. Inside a layer weights go by name where both sides have the same names,
-    else by order. Seeds of random generators stay as they are. float16, float64 and integers are
-    cast to the dtype of the variable.
+    else by order. A variable that layers share may come once, or from each of them. Seeds of
+    random generators stay as they are. float16, float64 and integers are cast to the dtype of the
+    variable.
 
     Args:
         source: What `read_keras_weights` returned.
@@ -113,22 +115,34 @@ def match_weights(
 
     Raises:
         ModelImportError: if a layer of the file has no place or not only one, a layer of the model
-            gets no weights, shapes differ, or a weight is NaN, infinite or out of the range of
-            its variable. The message names the file, the layers and both shapes.
+            gets no weights, shapes differ, a weight is NaN, infinite or out of the range of its
+            variable, the layers that share a variable have different values for it, or the model
+            of the file was quantized. The message names the file, the layers and both shapes.
     """
+    _require_unquantized(source.layers, model, str(file))
     owners = owners_of(model)
     layers = _without_normalization(source.layers, owners)
+    if source.kind.startswith("keras2"):
+        layers = _split_wrappers(layers, owners)
     targets = _targets(len(layers), owners, model)
     matcher = _Matcher(KerasWeights(source.kind, layers), targets, str(file), allow_missing)
     pairs = matcher.pairs()
     arrays: dict[str, np.ndarray] = {}
     report: list[MappedWeight] = []
     for layer, target, how in pairs:
-        for index, position in zip(_alignment(layer, target) or (), target.positions, strict=True):
+        for index, position in _alignment(layer, target) or ():
             name, array = layer.weights[index]
-            variable = model.variables[position]
-            arrays[keys[position]] = _cast(array, variable, f"{layer.name}/{name}", str(file))
-            report.append(MappedWeight(layer.name, name, keys[position], how, array.shape))
+            variable, key = model.variables[position], keys[position]
+            cast = _cast(array, variable, f"{layer.name}/{name}", str(file))
+            if key not in arrays:
+                arrays[key] = cast
+                report.append(MappedWeight(layer.name, name, key, how, array.shape))
+            elif not np.array_equal(arrays[key], cast):
+                raise ModelImportError(
+                    f"`import_file`: {str(file)!r} has two values for one variable: its weight "
+                    f"{f'{layer.name}/{name}'!r} differs from that of another layer, with which it "
+                    "is shared in the model. Save the model again. Nothing was imported."
+                )
     order = {key: number for number, key in enumerate(keys)}
     report.sort(key=lambda entry: order[entry.variable])
     found = MappingReport(report)
@@ -146,6 +160,48 @@ def _without_normalization(
 
 
 _OF_NORMALIZATION = {"mean", "variance", "count"}
+
+
+def _require_unquantized(layers: Sequence[LayerWeights], model: keras.Model, file: str) -> None:
+    """Checks that weights are numbers by themselves, not codes that scales beside them decode.
+
+    Raises:
+        ModelImportError: if a file has 8-bit integers and the model has none.
+    """
+    codes = ("int8", "uint8")
+    if any(str(variable.dtype) in codes for variable in model.variables):
+        return
+    for layer in layers:
+        dtype = next((str(x.array.dtype) for x in layer.weights if x.array.dtype in codes), None)
+        if dtype is not None:
+            raise ModelImportError(
+                f"`import_file`: {file!r} holds a quantized model: its layer "
+                f"{_called(layer.name)} has {dtype} weights, and a policy takes floats. Save the "
+                "model before `model.quantize(...)`. Nothing was imported."
+            )
+
+
+def _split_wrappers(layers: Sequence[LayerWeights], owners: Sequence[Owner]) -> list[LayerWeights]:
+    """Parts the weights of wrappers from those of the layers inside, which Keras 2 files together.
+
+    That concerns wrappers that share a variable with the layer inside: `SpectralNormalization`.
+    """
+    of_wrappers = {
+        role
+        for owner in owners
+        for role, position in zip(owner.roles, owner.positions, strict=True)
+        if owner.inner and position not in owner.inner
+    }
+    result = []
+    for layer in layers:
+        outer = [weight for weight in layer.weights if weight.name in of_wrappers]
+        inner = [weight for weight in layer.weights if weight.name not in of_wrappers]
+        if outer and inner:
+            result += [replace(layer, weights=outer)]
+            result += [replace(layer, name=f"{layer.name}/layer", weights=inner)]
+        else:
+            result.append(layer)
+    return result
 
 
 def _targets(count: int, owners: list[Owner], model: keras.Model) -> list[Owner]:
@@ -234,11 +290,13 @@ class _Matcher:
             inner: where in the file those of the model lie; one of the two is empty.
         """
         places = {owner.path: owner for owner in self._all_targets}
+        public_places = {without_underscores(path or ""): x for path, x in places.items()}
         pairs = []
         for layer in self._all_sources:
             if not layer.path.startswith(inner):
                 return None
-            owner = places.get((prefix + layer.path[len(inner) :]).rstrip("/"))
+            path = (prefix + layer.path[len(inner) :]).rstrip("/")
+            owner = places.get(path) or public_places.get(without_underscores(path))
             if owner is None or not self._fits(layer, owner):
                 return None
             counted = layer.class_name and not _is_same(layer, owner)
@@ -358,18 +416,28 @@ class _Matcher:
         )
 
 
-def _alignment(layer: LayerWeights, owner: Owner) -> list[int] | None:
-    """Returns which weight of `layer` goes to each variable of `owner`; None if they do not fit."""
-    names = [weight.name for weight in layer.weights]
-    if len(names) != len(owner.roles):
+_NEW_ROLES = {"depthwise_kernel": "kernel"}  # what Keras 3 calls weights of Keras 2
+
+
+def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | None:
+    """Returns which weight of `layer` goes to which variable; None if they do not fit.
+
+    The owner's variables are all there, or those are missing that a layer inside it owns, too.
+    """
+    variables = list(zip(owner.roles, owner.shapes, owner.positions, strict=True))
+    if len(layer.weights) < len(variables):
+        variables = [each for each in variables if each[2] not in owner.inner]
+    if len(layer.weights) != len(variables) or not variables:
         return None
+    roles = [role for role, _, _ in variables]
+    names = [x.name if x.name in roles else _NEW_ROLES.get(x.name, x.name) for x in layer.weights]
     order = list(range(len(names)))
-    if set(names) == set(owner.roles) and len(set(names)) == len(names):
-        order = [names.index(role) for role in owner.roles]
-    elif set(names) & set(owner.roles):  # gamma here, beta there
+    if set(names) == set(roles) and len(set(names)) == len(names):
+        order = [names.index(role) for role in roles]
+    elif set(names) & set(roles):  # gamma here, beta there
         return None
-    fits = [layer.shapes[i] for i in order] == list(owner.shapes)
-    return order if fits else None
+    fits = [layer.shapes[i] for i in order] == [shape for _, shape, _ in variables]
+    return [(i, x[2]) for i, x in zip(order, variables, strict=True)] if fits else None
 
 
 def _cast(array: np.ndarray, variable: Any, what: str, file: str) -> np.ndarray:
