@@ -10,7 +10,7 @@ import pytest
 import tiny
 from gymnasium import spaces
 
-from tfpolicies import PPOTF1Policy, PPOTF2Policy
+from tfpolicies import PPOTF1Policy, PPOTF2Policy, import_policy
 from tfpolicies.errors import ModelImportError
 from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
 from tfpolicies.models.weight_mapping import match_weights
@@ -166,6 +166,10 @@ def test_a_quantized_model_is_refused_in_one_line(form, use_bias, tmp_path):
 
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200 + len(str(tmp_path))
+    if form == "x.keras":
+        space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+        with pytest.raises(ModelImportError, match=r"quantized model: .*int8.*before"):
+            import_policy(tmp_path / form, observation_space=space, action_space=tiny.TWO)
 
 
 def test_two_values_for_one_variable_are_refused():
@@ -190,6 +194,27 @@ def test_two_values_for_one_variable_are_refused():
     assert mapped(ones, ones)["kernel"].tolist() == ones.tolist()
     with pytest.raises(ModelImportError, match=r"'x\.h5' has two values for one variable"):
         mapped(ones, zeros)
+
+
+def test_private_names_of_attributes_lead_to_their_layers_wherever_the_model_is(tmp_path):
+    def make():  # all weights of one shape, so that only places tell them apart
+        shape = {"num_heads": 2, "key_dim": 2, "use_bias": False}
+        x = keras.Input((5, 4))
+        y = L.MultiHeadAttention(**shape)(x, x)
+        return keras.Model(x, L.MultiHeadAttention(**shape)(y, x))
+
+    original, inner = varied(make()), make()
+    original.save_weights(tmp_path / "x.weights.h5")
+    with h5py.File(tmp_path / "x.weights.h5", "a") as file:  # as Keras 2 has them
+        for layer in ("multi_head_attention", "multi_head_attention_1"):
+            for name in ("query", "key", "value", "output"):
+                file.move(f"layers/{layer}/{name}_dense", f"layers/{layer}/_{name}_dense")
+        file.visititems(lambda _, item: [item.attrs.pop(key) for key in list(item.attrs)] and None)
+    x = keras.Input((5, 4))
+    for model in (inner, keras.Model(x, L.Rescaling(1.0)(inner(x)))):
+        load(tmp_path / "x.weights.h5", model)
+        rows = rows_for(model)
+        np.testing.assert_array_equal(np.asarray(model(rows)), np.asarray(original(rows)))
 
 
 def test_attributes_with_and_without_an_underscore_stay_apart(tmp_path):

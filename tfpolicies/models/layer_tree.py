@@ -97,7 +97,7 @@ def _get_inner(owner: Owner, owners: Iterable[Owner]) -> frozenset[int]:
         return frozenset()
     prefix = f"{owner.path}/".lstrip("/")
     inside = [x for x in owners if x is not owner and (x.path or "").startswith(prefix)]
-    return frozenset(owner.positions).intersection(*[[p for x in inside for p in x.positions]])
+    return frozenset(owner.positions).intersection(p for x in inside for p in x.positions)
 
 
 def _visits(model: keras.Model) -> Iterator[_Visit]:

@@ -119,7 +119,8 @@ def match_weights(
             variable, the layers that share a variable have different values for it, or the model
             of the file was quantized. The message names the file, the layers and both shapes.
     """
-    _require_unquantized(source.layers, model, str(file))
+    if not any(str(variable.dtype) in _CODES for variable in model.variables):
+        require_unquantized(source, file)
     owners = owners_of(model)
     layers = _without_normalization(source.layers, owners)
     if source.kind.startswith("keras2"):
@@ -162,20 +163,25 @@ def _without_normalization(
 _OF_NORMALIZATION = {"mean", "variance", "count"}
 
 
-def _require_unquantized(layers: Sequence[LayerWeights], model: keras.Model, file: str) -> None:
+_CODES = ("int8", "uint8")
+
+
+def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
     """Checks that weights are numbers by themselves, not codes that scales beside them decode.
 
+    Args:
+        source: What `read_keras_weights` returned.
+        file: The file's name, for the message.
+
     Raises:
-        ModelImportError: if a file has 8-bit integers and the model has none.
+        ModelImportError: if a layer has 8-bit integers.
     """
-    codes = ("int8", "uint8")
-    if any(str(variable.dtype) in codes for variable in model.variables):
-        return
-    for layer in layers:
-        dtype = next((str(x.array.dtype) for x in layer.weights if x.array.dtype in codes), None)
+    for layer in source.layers:
+        dtypes = [str(weight.array.dtype) for weight in layer.weights]
+        dtype = next((each for each in dtypes if each in _CODES), None)
         if dtype is not None:
             raise ModelImportError(
-                f"`import_file`: {file!r} holds a quantized model: its layer "
+                f"`import_file`: {str(file)!r} holds a quantized model: its layer "
                 f"{_called(layer.name)} has {dtype} weights, and a policy takes floats. Save the "
                 "model before `model.quantize(...)`. Nothing was imported."
             )
@@ -272,7 +278,8 @@ class _Matcher:
         anchor = next((layer.path for layer in self._all_sources if layer.path), None)
         if anchor is None or not self._kind.startswith("keras3"):
             return
-        paths = [owner.path for owner in self._all_targets if owner.path is not None]
+        anchor = without_underscores(anchor)
+        paths = [without_underscores(x.path) for x in self._all_targets if x.path is not None]
         moves = [(p[: len(p) - len(anchor)], "") for p in paths if _is_end(anchor, p)]
         moves += [("", anchor[: len(anchor) - len(p)]) for p in paths if p and _is_end(p, anchor)]
         fitting = [
@@ -289,16 +296,20 @@ class _Matcher:
             prefix: where in the model those of the file lie.
             inner: where in the file those of the model lie; one of the two is empty.
         """
-        places = {owner.path: owner for owner in self._all_targets}
-        public_places = {without_underscores(path or ""): x for path, x in places.items()}
+        places: dict[str, list[Owner]] = {}
+        for owner in self._all_targets:
+            places.setdefault(without_underscores(owner.path or ""), []).append(owner)
         pairs = []
         for layer in self._all_sources:
-            if not layer.path.startswith(inner):
+            path = without_underscores(layer.path)
+            if not path.startswith(inner):
                 return None
-            path = (prefix + layer.path[len(inner) :]).rstrip("/")
-            owner = places.get(path) or public_places.get(without_underscores(path))
-            if owner is None or not self._fits(layer, owner):
+            owners = places.get((prefix + path[len(inner) :]).rstrip("/"), [])
+            if len(owners) > 1:  # two attributes, `dense` and `_dense`
+                owners = [x for x in owners if _is_end_of_either(x.path or "", layer.path)]
+            if len(owners) != 1 or not self._fits(layer, owners[0]):
                 return None
+            owner = owners[0]
             counted = layer.class_name and not _is_same(layer, owner)
             pairs.append(_Pair(layer, owner, "order" if counted else "name"))
         return pairs if len({id(pair.target) for pair in pairs}) == len(pairs) else None

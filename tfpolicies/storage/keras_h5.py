@@ -146,6 +146,8 @@ def _keras2_owners(parent: Hdf5Object, group_name: str, layer: str) -> Iterator[
         raise Hdf5Error(f"the layer {group_name!r} lists a weight twice")
     owners: dict[str, list[NamedArray]] = {}
     for name in names:
+        if name.count("/") > _MAX_DEPTH or len(name) > _MAX_PATH:
+            raise Hdf5Error(f"its weights are nested deeper than {_MAX_DEPTH}, or have long names")
         owner = _keras2_owner(layer, name)
         if not _SEED.fullmatch(name.rpartition("/")[2].removesuffix(":0")):
             owners.setdefault(owner, []).append(_array(group.find(name), name))

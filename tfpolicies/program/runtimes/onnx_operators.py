@@ -23,7 +23,10 @@ def _convert_expm1(context: Any, node: Any, name: str, args: Any) -> None:
     _replace(context, node, "Sub", [exp, one])
 
 
-HANDLERS = {"Erfc": (_convert_erfc, []), "Expm1": (_convert_expm1, [])}
+HANDLERS: dict[str, tuple[Any, list[Any]]] = {
+    "Erfc": (_convert_erfc, []),
+    "Expm1": (_convert_expm1, []),
+}
 """By operator, what tf2onnx takes as `custom_op_handlers`: each replaces a node of its graph."""
 
 
