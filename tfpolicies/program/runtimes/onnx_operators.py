@@ -38,11 +38,10 @@ def _make_one(context: Any, node: Any) -> str:
     return context.make_const(make_name("one"), one).output[0]
 
 
-def _make_node(context: Any, node: Any, operator: str, inputs: list[str], **options: Any) -> str:
+def _make_node(context: Any, node: Any, operator: str, inputs: list[str]) -> str:
     """Adds a node with the shape and dtype of another one's output; returns its output."""
     shapes, dtypes = node.output_shapes, node.output_dtypes
-    made = context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes, **options)
-    return made.output[0]
+    return context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes).output[0]
 
 
 def _replace(context: Any, node: Any, operator: str, inputs: list[str]) -> None:
