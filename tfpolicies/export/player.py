@@ -674,6 +674,9 @@ _REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
 }
 """What a field has by which a model would do more than compute numbers; "" for nothing."""
 
+_EXTERNAL_ENTRY, _EXTERNAL_LOCATION, _RAW_DATA = ("tensor", 13), ("tensor", 14), 9
+_ReadExternal = Callable[[Mapping[str, str]], bytes]
+
 _NAMED = {("graph", 2), ("value", 1), ("axis", 2), ("attribute", 1), ("tensor", 8)}
 _NAMED |= {("node", field) for field in (1, 2, 3, 4)}
 """Fields with names, which ONNX Runtime takes for UTF-8."""
@@ -692,9 +695,10 @@ def _other_domain(content: memoryview) -> str:
 class _Rebuilding:
     """Copies the fields of an ONNX model that computing needs, and refuses what no policy has."""
 
-    def __init__(self, limited: bool) -> None:
+    def __init__(self, limited: bool, read_external: _ReadExternal | None = None) -> None:
         self._nodes_left = _MOST_NODES if limited else math.inf
         self._parts_left = _MOST_PARTS if limited else math.inf
+        self._read_external = read_external
 
     def copy(self, kind: str, message: memoryview, depth: int = 0) -> bytearray:
         """Returns a message with its fields written in the one usual way.
@@ -706,6 +710,7 @@ class _Rebuilding:
         if depth > _DEEPEST:
             raise ValueError("is nested too deeply")
         result, kept, at, end = bytearray(), _KEPT[kind], 0, len(message)
+        external: dict[str, str] = {}
         while at < end:
             tag, start = _varint(message, at)
             field, wire = tag >> 3, tag & 7
@@ -724,8 +729,11 @@ class _Rebuilding:
             self._nodes_left -= inside == "node"
             if min(self._parts_left, self._nodes_left) < 0:
                 raise ValueError(f"has more than {_MOST_NODES} nodes or {_MOST_PARTS} parts")
+            if self._read_external and (kind, field) == _EXTERNAL_ENTRY:
+                external |= _read_entry(content)
+                continue
             problem = (kind, field) in _REFUSALS and _REFUSALS[kind, field](content)
-            if problem:
+            if problem and not (self._read_external and (kind, field) == _EXTERNAL_LOCATION):
                 raise ValueError(problem)
             if inside is None:
                 continue
@@ -739,7 +747,28 @@ class _Rebuilding:
             if wire == 2:
                 result += _as_varint(len(content))
             result += content
+        if self._read_external and external:
+            weights = self._read_external(external)
+            result += _as_varint(_RAW_DATA << 3 | 2) + _as_varint(len(weights)) + weights
         return result
+
+
+def _read_entry(message: memoryview) -> dict[str, str]:
+    """Returns the key and value of one of the entries that say where a tensor's numbers are.
+
+    Raises:
+        LookupError: if it is damaged.
+    """
+    texts, at = ["", ""], 0
+    while at < len(message):
+        tag, start = _varint(message, at)
+        size, start = _varint(message, start)
+        at = start + size
+        if tag not in (1 << 3 | 2, 2 << 3 | 2) or at > len(message):
+            raise IndexError
+        _require_utf8(message[start:at])
+        texts[(tag >> 3) - 1] = str(message[start:at], "utf-8")
+    return {texts[0]: texts[1]}
 
 
 def _require_utf8(content: memoryview) -> None:
@@ -752,7 +781,9 @@ def _require_utf8(content: memoryview) -> None:
 _FIXED_SIZES = {1: 8, 5: 4}  # bytes of a field, by its wire type
 
 
-def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
+def rebuild_model(
+    path: Path, content: bytes, *, limited: bool = True, read_external: _ReadExternal | None = None
+) -> bytes:
     """Returns an ONNX model made again from the checked parts of a file, for `LimitedSession`.
 
     It has ONNX's own operators, its weights in itself, and nothing that computing does not need. A
@@ -762,6 +793,9 @@ def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
         path: of the file, for messages.
         content: of the file.
         limited: whether the number of nodes and other parts is limited.
+        read_external: returns the bytes of a tensor that lie in another file, by the entries that
+            say where: `location`, and maybe `offset` and `length`; a ValueError refuses them, its
+            text being a verb with an object. By default such tensors are refused.
 
     Raises:
         ValueError: if the file is damaged or refused.
@@ -771,7 +805,7 @@ def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
             f"{path} is in the format of ONNX Runtime, which cannot be checked; save it as ONNX."
         )
     try:
-        model = _Rebuilding(limited).copy("model", memoryview(content))
+        model = _Rebuilding(limited, read_external).copy("model", memoryview(content))
     except LookupError:
         raise ValueError(f"{path} is damaged; export the policy again.") from None
     except ValueError as error:

@@ -55,10 +55,10 @@ def import_policy(
     Nothing in a file may do more than compute. Of a SavedModel, each operation must be one of those
     that read their inputs and the model's own variables: reading and writing files, Python, tables
     of files and operations of other libraries are refused. An ONNX file has ONNX's own operators
-    and its weights in itself. A `.keras` file names layers of Keras that hold no code, and takes no
-    more work than a checkpoint's model may. An ONNX file is first run in a process of its own, and
-    each call is limited to 30 seconds and 1 GiB. A call of a SavedModel is limited to 30 seconds,
-    too, and such models run one at a time.
+    and its weights in itself, or in files beside it. A `.keras` file names layers of Keras that
+    hold no code, and takes no more work than a checkpoint's model may. An ONNX file is first run in
+    a process of its own, and each call is limited to 30 seconds and 1 GiB. A call of a SavedModel
+    is limited to 30 seconds, too, and such models run one at a time.
 
     Args:
         path: a folder or file, or a `keras.Model`.

@@ -747,8 +747,8 @@ class TFPolicy(PolicyKind):
 
         Raises:
             MissingModelFileError: if there is no such file; also a FileNotFoundError.
-            ModelImportError: if it is damaged, does not fit, or has NaN or infinity; nothing is
-                changed then.
+            ModelImportError: if it is damaged, does not fit, was quantized, or has NaN or infinity;
+                nothing is changed then.
         """
         keys = [slot.key for slot in self.program.layout.of("model")]
         source = read_keras_weights(import_file)

@@ -20,7 +20,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,11 +146,30 @@ def _keras2_owners(parent: Hdf5Object, group_name: str, layer: str) -> Iterator[
         raise Hdf5Error(f"the layer {group_name!r} lists a weight twice")
     owners: dict[str, list[NamedArray]] = {}
     for name in names:
+        if name.count("/") > _MAX_DEPTH or len(name) > _MAX_PATH:
+            raise Hdf5Error(f"its weights are nested deeper than {_MAX_DEPTH}, or have long names")
         owner = _keras2_owner(layer, name)
         if not _SEED.fullmatch(name.rpartition("/")[2].removesuffix(":0")):
             owners.setdefault(owner, []).append(_array(group.find(name), name))
-    for owner, weights in owners.items():
-        yield LayerWeights(owner, None, weights)
+    for owner in _outer_first(owners):
+        yield LayerWeights(owner, None, owners[owner])
+
+
+def _outer_first(names: Iterable[str]) -> list[str]:
+    """Sorts layers as a model has them: each before those inside it, and these together.
+
+    Keras lists what is trained of a layer and all those inside it, and then the rest.
+
+    >>> _outer_first(["norm/dense", "norm", "cell/a", "b", "cell/c"])
+    ['norm', 'norm/dense', 'cell/a', 'cell/c', 'b']
+    """
+    first: dict[tuple[str, ...], int] = {}
+    orders = {}
+    for name in names:
+        parts = name.split("/")
+        prefixes = [tuple(parts[:end]) for end in range(1, len(parts) + 1)]
+        orders[name] = [first.setdefault(prefix, len(first)) for prefix in prefixes]
+    return sorted(orders, key=lambda name: orders[name])
 
 
 def _keras2_owner(layer: str, weight: str) -> str:

@@ -22,6 +22,7 @@ from tfpolicies.program.runtimes.lean_graphs import (
     dequantize_bytes,
     with_products,
 )
+from tfpolicies.program.runtimes.onnx_operators import HANDLERS
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.ways import OPSETS
@@ -211,7 +212,10 @@ def convert(
             model = _converted(concrete, signature, opset)
         except Exception:  # it leaves out what fails of its optimizers, and for that copies graphs
             model, _ = tf2onnx.convert.from_function(
-                function, input_signature=list(signature), opset=opset
+                function,
+                input_signature=list(signature),
+                opset=opset,
+                custom_op_handlers=HANDLERS,
             )
     _require_operators(model, opset)
     dequantize_bytes(model)
@@ -240,6 +244,7 @@ def _converted(concrete: Any, signature: Sequence[Any], opset: int) -> Any:
                 input_names=inputs,
                 output_names=outputs,
                 tensors_to_rename=names,
+                custom_op_handlers=HANDLERS,
             )
             made = optimizer.optimize_graph(made, catch_errors=False)
     return made.make_model("a policy's function")
