@@ -19,6 +19,7 @@ from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.export.spec_file import SPEC_FILE, form_of
 from tfpolicies.export.staging import version_folders
 from tfpolicies.export.web import WebPage
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
@@ -36,6 +37,7 @@ _VERSIONED = (_SAVED_MODEL, _TRITON)  # the forms whose specs are in folders of 
 _NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # forms that may share a folder
 
 
+@ensure_eager()
 def export_policy(
     program: Program,
     state: PolicyState,

@@ -22,6 +22,7 @@ from tfpolicies.export.result import FORMAT, FORMAT_VERSION, SPEC_FILE
 from tfpolicies.foreign.model import ForeignModel
 from tfpolicies.foreign.policy import IMPORTED, Imported, ImportedPolicy
 from tfpolicies.foreign.wiring import Wiring, of_export, wired
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.spaces import require_values
 from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
 from tfpolicies.system.forks import require_tensorflow
@@ -30,6 +31,7 @@ from tfpolicies.system.regular_files import read_regular
 _LARGEST = 1 << 26  # bytes of a policy_spec.json
 
 
+@ensure_eager()
 def import_policy(
     path: Any,
     *,
