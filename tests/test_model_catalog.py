@@ -228,8 +228,8 @@ def test_a_board_that_is_flattened_is_told_once_and_not_if_that_was_asked_for(ca
 @pytest.mark.parametrize(
     ("shape", "dtype", "advice"),
     [
-        ((4, 16, 16, 1), np.uint8, r"stay from 0 to 255: .* Join stacked frames .* FrameStack does"),
-        ((2, 12, 12, 3), np.float32, r"is flattened: .* Join stacked frames along the channels"),
+        ((4, 16, 16, 1), np.uint8, r"stay from 0 to 255: .* Join .* as the connector FrameStack"),
+        ((2, 12, 12, 3), np.float32, r"Join stacked frames along the channels"),
         ((12, 14), np.uint8, r"Add an axis of channels, as the connector FrameStack\(1\) does"),
         ((6, 16, 1), np.uint8, r"For convolutions give model=\{'conv_filters': \[\[16, 4, 2\]"),
     ],
@@ -242,7 +242,8 @@ def test_an_image_that_no_convolution_takes_is_named_in_one_line(shape, dtype, a
     for _ in range(2):
         assert shapes_of(model_of(box, fcnet_hiddens=[5]))["fc_1"] == (np.prod(shape), 5)
     (record,) = caplog.records
-    assert re.search(rf"'obs' of shape {re.escape(str(shape))} is flattened.*{advice}", record.message)
+    assert record.message.startswith(f"'obs' of shape {shape} is flattened")
+    assert re.search(advice, record.message)
 
 
 def test_filters_that_no_part_of_the_observation_takes_are_named(caplog):
