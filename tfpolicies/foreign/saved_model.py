@@ -20,6 +20,7 @@ from tfpolicies.export import player
 from tfpolicies.foreign.model import ForeignModel, Socket
 from tfpolicies.foreign.operations import mistyped_constants, unknown_operations
 from tfpolicies.models.eager_mode import ensure_eager
+from tfpolicies.system.paths import link_without_wildcards
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.system.regular_files import read_regular
 
@@ -59,8 +60,8 @@ class SavedModelFunction(ForeignModel):
         self._cancelling = CancellationManager() if limited else None
         _require_known(folder, self.source)
         try:
-            with quiet_conversion(), self._in_time():
-                self._loaded = tf.saved_model.load(str(folder))
+            with link_without_wildcards(folder) as readable, quiet_conversion(), self._in_time():
+                self._loaded = tf.saved_model.load(str(readable))
         except ModelImportError:
             raise
         except Exception as error:
