@@ -46,7 +46,7 @@ class Learned(NamedTuple):
 
     result: dict[str, Any]  # of the last iteration, as `train` gives it; empty if none was needed
     ended_by: str  # "steps", "target" or "callback"
-    run_dir: Path | None  # where the run lies
+    run_dir: Path | None  # of the run, absolute
 
     def __repr__(self) -> str:
         """Says how it ended in one line; the result alone fills pages."""

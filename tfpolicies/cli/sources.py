@@ -144,7 +144,7 @@ def _algorithm_of_run(folder: Path) -> str:
 
 def run_of(checkpoint: Path) -> RunFolder | None:
     """Returns the run that a checkpoint, or a part of one, lies in; None if it lies in none."""
-    for parent in checkpoint.absolute().parents:
+    for parent in checkpoint.parents:
         if parent.name == "checkpoints":
             with contextlib.suppress(CheckpointError):
                 return RunFolder.open(parent.parent)
