@@ -58,6 +58,7 @@ from tfpolicies.rollout.roster import as_predicate
 from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
+from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
 
@@ -975,7 +976,7 @@ class Algorithm:
             CheckpointError: if it cannot be written.
             ExportError: if a SavedModel cannot be written; the checkpoint is there.
         """
-        folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
+        folder = resolve_path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
         record = checkpoints.record_of(self, policy_states)
         record.write(folder)
         if self.config.export_native_model_files:
@@ -1024,8 +1025,9 @@ class Algorithm:
             CheckpointError: if it is missing, damaged, foreign, not finite or does not fit; nothing
                 is changed then. The message names the file and the reason.
         """
-        folder = path_of(checkpoint_path)
-        stored = StoredAlgorithm.read(folder)
+        written = path_of(checkpoint_path)
+        folder = resolve_path(written)
+        stored = StoredAlgorithm.read(written)
         stored.require_finite(allow=allow_non_finite)
         with limit_work(model_work_limit):
             stored.restore(self, allow_other_spaces=allow_other_spaces)
@@ -1079,10 +1081,11 @@ class Algorithm:
                 Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        folder = path_of(checkpoint)
+        written = path_of(checkpoint)
+        folder = resolve_path(written)
         functions = messages.Roster(policy_mapping_fn, policies_to_train)
         given = checkpoints.given_again(checkpoint, functions, config)
-        algorithm: Algorithm = StoredAlgorithm.read(folder, policy_ids, *given).algorithm(
+        algorithm: Algorithm = StoredAlgorithm.read(written, policy_ids, *given).algorithm(
             cls,
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,

@@ -338,12 +338,15 @@ class StoredAlgorithm:
 
     @classmethod
     def read(
-        cls, folder: Path, policy_ids: Collection[str] | None = None, *instead: Any
+        cls,
+        folder: str | os.PathLike[str],
+        policy_ids: Collection[str] | None = None,
+        *instead: Any,
     ) -> StoredAlgorithm:
         """Reads and checks a checkpoint.
 
         Args:
-            folder: where it is.
+            folder: where it is, as the caller wrote it.
             policy_ids: only these policies; None for all.
             *instead: `given` and `overrides`.
 
@@ -353,7 +356,7 @@ class StoredAlgorithm:
         """
         chosen = None if policy_ids is None else list(policy_ids)
         found = read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=chosen)
-        return cls(found, repr(str(folder)), *instead)
+        return cls(found, repr(os.fspath(folder)), *instead)
 
     def policies(self, classes: Sequence[type] = ()) -> dict[str, StoredPolicy]:
         """Returns the policies by id, which may be of these classes outside this package."""

@@ -81,7 +81,12 @@ class OnnxPolicy:
         prepare: Callable[[bytes], bytes] = bytes,
         limited: bool = True,
     ) -> None:
-        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        place = Path(os.path.expanduser(path)).absolute()
+        folder = place if place.is_dir() else place.parent
+        if not (folder / "policy_spec.json").exists():
+            raise FileNotFoundError(
+                f"{os.fspath(path)!r} ({place}) is no export: {folder} has no policy_spec.json."
+            )
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
         self.file = folder / _plain_name(_entry(self.spec["files"], signature))

@@ -46,6 +46,7 @@ from tfpolicies.models.ports import ACTIONS, NOISE, OBS, SEQ_LENS, InputPorts, V
 from tfpolicies.models.spaces import Leaf, cell_sizes, is_float_box
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
+from tfpolicies.system.paths import link_without_wildcards
 
 ONNX_FILES = {GREEDY: "model.onnx", SAMPLE: "model_sample.onnx"}
 TOLERANCE = 1e-5
@@ -97,7 +98,8 @@ def verify_saved_model(folder: Path, program: Program, state: PolicyState) -> Pa
         ExportError: if it cannot be run, lacks a name, or gives other numbers.
     """
     try:
-        signatures = tf.saved_model.load(str(folder)).signatures
+        with link_without_wildcards(folder) as readable:
+            signatures = tf.saved_model.load(str(readable)).signatures
     except Exception as error:
         raise ExportError(f"The SavedModel cannot be loaded: {error}") from error
 

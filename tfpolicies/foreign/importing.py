@@ -22,14 +22,17 @@ from tfpolicies.export.result import FORMAT, FORMAT_VERSION, SPEC_FILE
 from tfpolicies.foreign.model import ForeignModel
 from tfpolicies.foreign.policy import IMPORTED, Imported, ImportedPolicy
 from tfpolicies.foreign.wiring import Wiring, of_export, wired
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.spaces import require_values
 from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
 from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 _LARGEST = 1 << 26  # bytes of a policy_spec.json
 
 
+@ensure_eager()
 def import_policy(
     path: Any,
     *,
@@ -122,9 +125,10 @@ def _opened(
         raise UsageError(
             f"import_policy takes the path of a model, or a keras.Model, got {path!r:.200}."
         )
-    place = Path(path)
+    place = resolve_path(path)
+    name = describe_path(path, place)
     if not place.exists():
-        raise MissingModelFileError(f"There is no file or folder {str(place)!r}. Check the path.")
+        raise MissingModelFileError(f"There is no file or folder {name}. Check the path.")
     if place.suffix == ".keras":
         from tfpolicies.foreign.keras_model import read_keras_file
 
@@ -140,7 +144,7 @@ def _opened(
     file = place / "model.onnx" if place.is_dir() else place
     if not file.exists() or file.suffix != ".onnx":
         raise MissingModelFileError(
-            f"{str(place)!r} is neither a SavedModel, nor a .onnx or .keras file. Give the folder "
+            f"{name} is neither a SavedModel, nor a .onnx or .keras file. Give the folder "
             "that has saved_model.pb, or the file."
         )
     spec = _spec_in(file.parent)

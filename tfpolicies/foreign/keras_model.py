@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, MissingModelFileError, ModelImportError
 from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json
 from tfpolicies.models.weight_mapping import match_weights, require_unquantized
@@ -62,6 +63,7 @@ class KerasModel(ForeignModel):
         names = names or [f"output_{i}" for i in range(len(flat.outputs))]  # as exports do
         self.outputs = [_socket(name, x) for name, x in zip(names, flat.outputs, strict=True)]
 
+    @ensure_eager()
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name; see `ForeignModel.run`.
 

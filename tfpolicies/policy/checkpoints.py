@@ -7,7 +7,6 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -52,6 +51,7 @@ from tfpolicies.storage.json_values import (
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
+from tfpolicies.system.paths import resolve_path
 
 custom_object_scope = keras.saving.custom_object_scope
 
@@ -453,10 +453,11 @@ def _unpickled(policy_class: type, frozen: Any, given: Mapping[str, Any]) -> Any
         return stored.policy()
 
 
-def path_of(checkpoint: Any) -> Path:
-    """Returns the folder of a checkpoint, given its path or what `Algorithm.save` returned."""
+def path_of(checkpoint: Any) -> str | os.PathLike[str]:
+    """Returns the folder of a checkpoint, as written, or of what `Algorithm.save` returned."""
     found = getattr(checkpoint, "checkpoint", checkpoint)
-    return Path(getattr(found, "path", found))
+    path: str | os.PathLike[str] = getattr(found, "path", found)
+    return path
 
 
 def load_policies(
@@ -471,7 +472,7 @@ def load_policies(
     """Returns the policy of a policy's checkpoint, or those of an algorithm's by id.
 
     Args:
-        path: the folder.
+        path: the folder, as the caller wrote it.
         policy_ids: of an algorithm's checkpoint, only these.
         policy_class: what each must be.
         overrides: settings that replace stored ones.
@@ -483,8 +484,8 @@ def load_policies(
             no `policy_class`, or if `policy_ids` are given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder, classes = Path(path), [policy_class, *known]
-    source = repr(str(folder))
+    folder, classes = resolve_path(path), [policy_class, *known]
+    source = repr(os.fspath(path))
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
     if is_part and policy_ids is None and not folder.exists():  # named by its id alone
@@ -494,18 +495,16 @@ def load_policies(
         return found[name]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
         if policy_ids is not None:
-            read_manifest(folder, POLICY_MANIFEST, kind="Policy")
+            read_manifest(path, POLICY_MANIFEST, kind="Policy")
             raise CheckpointError(
                 f"{source} is the checkpoint of one policy; leave policy_ids out."
             )
-        checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
+        checkpoint = read_checkpoint(path, POLICY_MANIFEST, kind="Policy")
         single = StoredPolicy(checkpoint, source, classes, overrides)
         _require_class({None: single}, source, policy_class)
         return single.policy(allow_non_finite=allow_non_finite)
     chosen = None if policy_ids is None else list(policy_ids)
-    whole = read_checkpoint(
-        folder, ALGORITHM_MANIFEST, kind="Algorithm", groups=[], policies=chosen
-    )
+    whole = read_checkpoint(path, ALGORITHM_MANIFEST, kind="Algorithm", groups=[], policies=chosen)
     stored = policies_in(whole, source, classes, overrides)
     _require_class(stored, source, policy_class)
     return {pid: each.policy(allow_non_finite=allow_non_finite) for pid, each in stored.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 import pkgutil
-import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import Port
 from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -52,7 +52,7 @@ class Inference:
         self,
         functions: ProgramFunctions,
         new_state: Callable[[int], PolicyState],
-        lock: threading.RLock,
+        lock: EagerLock,
     ) -> None:
         spec = functions.spec
         self.functions = functions
@@ -68,6 +68,7 @@ class Inference:
         self._stacked: dict[str, stacked.StackedActor | None] = {}
 
     @cached_property
+    @ensure_eager()
     def fitting(self) -> Sequence[str]:
         """The `RUNTIMES` that "auto" takes, the best one first."""
         return [name for name, way in RUNTIMES.items() if way.fits(self)]

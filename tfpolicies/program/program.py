@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.eager_mode import EagerLock
 from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.network import FreshWeights
 from tfpolicies.models.ports import InputPorts
@@ -47,12 +48,12 @@ class Program:
         runtime: runs them.
         inference: all that acts.
         updates: all that learns.
-        lock: held while the resident variables are in use.
+        lock: held while the resident variables are in use; its holder executes eagerly.
     """
 
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
-        self.lock = threading.RLock()
+        self.lock = EagerLock()
         _require_room(spec)
         self.functions = ProgramFunctions.of(spec)
         self.layout = self.functions.layout

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.finite import all_finite, first_bad, is_finite
+from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.columns import BatchReader, LearnBatch, LearnerSignature
 from tfpolicies.program.devices import CPU
@@ -74,7 +74,7 @@ class Updates:
 
     reader: BatchReader
 
-    def __init__(self, runtime: Runtime, eager: FunctionRuntime, lock: threading.RLock) -> None:
+    def __init__(self, runtime: Runtime, eager: FunctionRuntime, lock: EagerLock) -> None:
         functions = eager.functions
         self._functions, self._spec = functions, functions.spec
         self._is_recurrent = functions.network.ports.is_recurrent
@@ -137,6 +137,7 @@ class Updates:
 
     # -- what is compiled ---------------------------------------------------------------------
 
+    @ensure_eager()
     def resolve_form(self, state: PolicyState) -> Form:
         """Decides once how learning is compiled, by what its traced step does.
 

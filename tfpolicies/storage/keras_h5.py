@@ -22,7 +22,6 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import MissingModelFileError, ModelImportError
@@ -37,6 +36,7 @@ from tfpolicies.keras_weights import (
 )
 from tfpolicies.storage.hdf5_reader import Hdf5Object
 from tfpolicies.storage.hdf5_source import SIGNATURE, Hdf5Error, UnsupportedHdf5Error
+from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
@@ -65,8 +65,7 @@ def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
         ModelImportError: if it is of another kind, damaged or uses what Keras does not; the
             message names the file and, where there is one, the layer.
     """
-    file = Path(path)
-    content = _content(file)
+    name, content = repr(os.fspath(path)), _content(path)
     try:
         if content.startswith(SIGNATURE):
             return _read_hdf5(content)
@@ -76,21 +75,22 @@ def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
         is_foreign = isinstance(error, UnsupportedHdf5Error)
         advice = " Load it with Keras and save its weights again." if is_foreign else ""
         raise ModelImportError(
-            f"`import_file`: {str(file)!r} cannot be read as Keras weights: {error}. Nothing was "
+            f"`import_file`: {name} cannot be read as Keras weights: {error}. Nothing was "
             f"imported.{advice}"
         ) from error
     raise ModelImportError(
-        f"`import_file`: {str(file)!r} is neither HDF5 nor a .keras archive. Give a file "
+        f"`import_file`: {name} is neither HDF5 nor a .keras archive. Give a file "
         "written by Keras: .weights.h5, .keras or .h5."
     )
 
 
-def _content(file: Path) -> bytes:
+def _content(path: str | os.PathLike[str]) -> bytes:
+    file = resolve_path(path)
     try:
         return read_regular(file)
     except FileNotFoundError:
         raise MissingModelFileError(
-            f"`import_file`: there is no file {str(file)!r}. Check the path."
+            f"`import_file`: there is no file {describe_path(path, file)}. Check the path."
         ) from None
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
         raise ModelImportError(f"`import_file`: {str(file)!r} cannot be read: {error}.") from error

@@ -75,7 +75,7 @@ def export_triton(
     with onnx_staging(entry, opset) as staging:
         parity = write_triton(staging, program, state.copy(), opset)
         path = place_triton(staging, entry)
-    repository = str(entry.absolute().parent)
+    repository = str(entry.parent)
     return ExportResult(
         path, parity, f"Start it with tritonserver --model-repository={repository}."
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, contexts, lender, on_device
+from tfpolicies.models.eager_mode import ensure_eager
+from tfpolicies.program.devices import CPU, contexts, lender, on_device, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
@@ -66,6 +68,12 @@ def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
     return place(arrays)
 
 
+@contextlib.contextmanager
+def _eager_on_cpu() -> Iterator[None]:
+    with ensure_eager(), placed(CPU):
+        yield
+
+
 class _Acting(Traced):
     """A function that acts: it takes one list of tensors, as its graph does, and gives one.
 
@@ -120,7 +128,7 @@ class FunctionRuntime(Runtime):
     ) -> list[np.ndarray]:
         if forks.forked_from is not None:
             forks.require_tensorflow()
-        with contexts()(CPU):
+        with contexts()(CPU) if tf.executing_eagerly() else _eager_on_cpu():
             known = self._weights
             if known is None or known[0] is not state or known[1] != state.version:
                 known = self._weights = self._placed_weights(state)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.models.eager_mode import EagerLock
 from tfpolicies.program.devices import on_device
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -252,7 +253,7 @@ class SessionRuntime(Runtime):
         self,
         functions: ProgramFunctions,
         act: ActLayout,
-        lock: threading.RLock,
+        lock: EagerLock,
     ) -> None:
         self._lock = lock
         self._graph = tf.Graph()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.program.devices import CPU, lender, on_device, placed
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.runtimes.function import FunctionRuntime, Traced
@@ -176,7 +177,7 @@ class TracedStackedActor(StackedActor):
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         require_tensorflow()
-        with placed(CPU):
+        with ensure_eager(), placed(CPU):
             if stack.held is None or stack.held[0] != stack.copies:
                 stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]
             weights = stack.held[1]
