@@ -248,6 +248,7 @@ def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now()
     graph = function.Traced(
         lambda x, y: {"sum": weight * x["b"] + x["a"], "last": y},
         [{"b": number, "a": number}, number],
+        "/cpu:0",
     )
     given = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
     assert graph(*given) == {"sum": 21.0, "last": 5.0}

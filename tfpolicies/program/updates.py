@@ -23,7 +23,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.finite import all_finite, first_bad, is_finite
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.columns import BatchReader, LearnBatch, LearnerSignature
-from tfpolicies.program.devices import CPU
+from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.failed_update import Met, Reason, first_term, last_sound
 from tfpolicies.program.functions import LOSS, no_totals
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, one_minibatch, padded_rows
@@ -111,10 +111,11 @@ class Updates:
                 return
             require_tensorflow()
             self._eager.forget()  # layers may update themselves in training mode
-            tensors = tf.nest.map_structure(tf.constant, dict(columns))
-            rows = len(tf.nest.flatten(tensors)[0])
-            hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
-            found = self._functions.differentiated(hyper, tensors, self._along(None, 1, rows))
+            with placed(self._functions.device):
+                tensors = tf.nest.map_structure(tf.constant, dict(columns))
+                rows = len(tf.nest.flatten(tensors)[0])
+                hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
+                found = self._functions.differentiated(hyper, tensors, self._along(None, 1, rows))
             signature = LearnerSignature.of(found, tensors)
             weighs = signature.masked or found.batch.reads_lengths
             if self._is_recurrent and not weighs:
@@ -536,7 +537,8 @@ class Updates:
             left: what the update left, by piece.
         """
         self._eager.begin_update(state)
-        found = first_term(self._functions, state, columns, along) or self._bad_of(left)
+        with placed(self._functions.device):
+            found = first_term(self._functions, state, columns, along) or self._bad_of(left)
         return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
 
     def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, contexts, lender, on_device
+from tfpolicies.program.devices import CPU, contexts, lender, on_device, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
@@ -28,15 +28,22 @@ class Traced:
     Args:
         function: takes what `signature` says.
         signature: nests of `tf.TensorSpec`.
+        device: where it is traced and called.
         jit: whether XLA compiles it.
     """
 
     _call: Any = None
     _captured: Sequence[Any] = ()
 
-    def __init__(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> None:
+    def __init__(
+        self, function: Any, signature: Sequence[Any], device: str, *, jit: bool = False
+    ) -> None:
+        on = on_device(function, device)
+
         def flat(tensors: Sequence[tf.Tensor]) -> Any:
-            return function(*tf.nest.pack_sequence_as(signature, tensors))
+            return on(*tf.nest.pack_sequence_as(signature, tensors))
+
+        self._device = device
 
         # Without AutoGraph a trace takes half the time, and its errors point into the user's code.
         self._function = tf.function(flat, jit_compile=jit or None, autograph=False)
@@ -53,7 +60,8 @@ class Traced:
         """Calls it with tensors that are nested, and of the dtypes, as the signature says."""
         if self._call is None:
             self.trace()
-        return self._call([*tf.nest.flatten(inputs), *self._captured])
+        with contexts()(self._device):
+            return self._call([*tf.nest.flatten(inputs), *self._captured])
 
 
 def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
@@ -78,7 +86,12 @@ class _Acting(Traced):
         if self._has_run:
             return self._call([*tensors, *self._captured])
         self.trace()
-        first = BackgroundCall(functools.partial(self._call, [*tensors, *self._captured]))
+
+        def call() -> Any:
+            with contexts()(self._device):  # which is that of a thread
+                return self._call([*tensors, *self._captured])
+
+        first = BackgroundCall(call)
         first.start()
         found = first.result()
         self._has_run = True
@@ -109,9 +122,10 @@ class FunctionRuntime(Runtime):
     def _made(
         self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
     ) -> Any:
-        on = on_device(function, CPU if acts else self.functions.device)
-        kind = _Acting if acts else Traced
-        return kind(on, signature, jit=jit) if self.traced else on
+        device = CPU if acts else self.functions.device
+        if not self.traced:
+            return on_device(function, device)
+        return (_Acting if acts else Traced)(function, signature, device, jit=jit)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -138,7 +152,7 @@ class FunctionRuntime(Runtime):
     def _prepared(
         self, function: Any, state: PolicyState, given: Sequence[Any]
     ) -> tuple[FirstCalls, Callable[[], Any]]:
-        call = functools.partial(function, self._lend(state.hyper.copy()), *given)
+        call = functools.partial(function, self.lent(state.hyper.copy()), *given)
         return self._first_calls, call
 
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
@@ -147,11 +161,14 @@ class FunctionRuntime(Runtime):
         return concrete(on, signature, for_xla=for_xla) if self.traced else on
 
     def placed(self, arrays: Any) -> Any:
-        """Returns nested arrays as tensors."""
-        return _mapped(tf.constant, arrays)
+        """Returns nested arrays as tensors on the device that learns."""
+        with placed(self.functions.device):
+            return _mapped(tf.constant, arrays)
 
     def lent(self, arrays: Any) -> Any:
-        """Returns nested arrays as tensors that may share their memory."""
+        """Returns nested arrays as tensors where learning is; on the CPU they may share memory."""
+        if self.functions.device != CPU:  # a loop is where what it reads is
+            return self.placed(arrays)
         return _mapped(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
@@ -159,7 +176,7 @@ class FunctionRuntime(Runtime):
         forks.require_tensorflow()
         if not self._resident.is_there(state):  # nor is it while a call is left behind
             self._first_calls.settle()
-            self._load({name: tf.constant(array) for name, array in state.segments.items()})
+            self._load(self.placed(dict(state.segments)))
             self._resident.note(state)
 
     def forget(self) -> None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.program.devices import on_device
+from tfpolicies.program.devices import on_device, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
@@ -51,6 +51,9 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
             f"tf_session_args={dict(session_args)!r} must be fields of tf.compat.v1.ConfigProto: "
             f"{error}"
         ) from error
+    physical, logical = tf.config.list_physical_devices, tf.config.list_logical_devices
+    if physical("GPU") and not logical("GPU"):  # those that are hidden are hidden from sessions
+        config.device_count["GPU"] = 0
     threads = config.inter_op_parallelism_threads
     if threads > 0 and not (config.use_per_session_threads or config.session_inter_op_thread_pool):
         pool = f"tfpolicies/{threads}"
@@ -68,6 +71,7 @@ class _GraphFunction:
     graph: tf.Graph
     function: Any
     signature: Sequence[Any]
+    device: str
     jit: bool
     options: Any = None
     _structure: Any = None
@@ -82,9 +86,13 @@ class _GraphFunction:
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self.signature
             )
             # A function orders its assignments by itself, which a plain v1 graph does not.
-            function = tf.function(self._run, jit_compile=self.jit or None, autograph=False)
-            # Called as it is, it would run as plain operations after `run_functions_eagerly(True)`.
-            self._structure = function.get_concrete_function(*self.signature)(*given)
+            # XLA places nothing, and takes no code that was optimised for a device.
+            run = self._run if self.jit else on_device(self._run, self.device)
+            function = tf.function(run, jit_compile=self.jit or None, autograph=False)
+            with placed(self.device):
+                # Called as it is, it would run as plain operations after
+                # `run_functions_eagerly(True)`.
+                self._structure = function.get_concrete_function(*self.signature)(*given)
             self.options = _callable_options(
                 tf.nest.flatten(given), tf.nest.flatten(self._structure)
             )
@@ -274,8 +282,7 @@ class SessionRuntime(Runtime):
     def _made(
         self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
     ) -> _GraphFunction:
-        on = on_device(function, self.functions.device)
-        return _GraphFunction(self._graph, on, signature, jit=jit)
+        return _GraphFunction(self._graph, function, signature, self.functions.device, jit=jit)
 
     # -- sessions -----------------------------------------------------------------------------
 
@@ -336,8 +343,9 @@ class SessionRuntime(Runtime):
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
         forks.require_tensorflow()
+        on = function if for_xla else on_device(function, self.functions.device)
         with self._graph.as_default():
-            return concrete(on_device(function, self.functions.device), signature, for_xla=for_xla)
+            return concrete(on, signature, for_xla=for_xla)
 
     def _prepared(
         self, function: _GraphFunction, state: PolicyState, given: Sequence[Any]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, lender, on_device, placed
+from tfpolicies.program.devices import CPU, lender, placed
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.runtimes.function import FunctionRuntime, Traced
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
@@ -170,7 +170,7 @@ class TracedStackedActor(StackedActor):
         super().__init__(runtime)
         self._lend = lender()
         stacked = stacked_act(runtime, self._act.pack, _vectorized, "tf")
-        self._function = Traced(on_device(stacked, CPU), signature_with_weights(runtime, [None]))
+        self._function = Traced(stacked, signature_with_weights(runtime, [None]), CPU)
         with quiet_conversion():
             self._function.trace()
 
