@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,13 @@ import tensorflow as tf
 from tfpolicies.program.devices import CPU, contexts, lender, on_device, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
+from tfpolicies.program.runtimes.runtime import (
+    COMPILE_SECONDS,
+    Rehearsals,
+    Resident,
+    Runtime,
+    concrete,
+)
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 from tfpolicies.system.interruptible import BackgroundCall
@@ -34,6 +40,7 @@ class Traced:
 
     _call: Any = None
     _captured: Sequence[Any] = ()
+    _variables: Sequence[tf.Variable] = ()
 
     def __init__(
         self, function: Any, signature: Sequence[Any], device: str, *, jit: bool = False
@@ -43,7 +50,7 @@ class Traced:
         def flat(tensors: Sequence[tf.Tensor]) -> Any:
             return on(*tf.nest.pack_sequence_as(signature, tensors))
 
-        self._device = device
+        self._device, self._jit = device, jit
 
         # Without AutoGraph a trace takes half the time, and its errors point into the user's code.
         self._function = tf.function(flat, jit_compile=jit or None, autograph=False)
@@ -54,6 +61,7 @@ class Traced:
         if self._call is None:
             concrete = self._function.get_concrete_function(self._signature)
             self._captured = concrete.captured_inputs
+            self._variables = concrete.graph.variables
             self._call = concrete.inference_fn.call_preflattened
 
     def __call__(self, *inputs: Any) -> Any:
@@ -62,6 +70,13 @@ class Traced:
             self.trace()
         with contexts()(self._device):
             return self._call([*tf.nest.flatten(inputs), *self._captured])
+
+    def rehearse(self, *inputs: Any) -> None:
+        """Calls it, traced, on copies of its variables: XLA compiles, and nothing changes."""
+        with contexts()(self._device):
+            copies = {id(x.handle): tf.Variable(x, trainable=False) for x in self._variables}
+            captured = [copies[id(x)].handle if id(x) in copies else x for x in self._captured]
+            self._call([*tf.nest.flatten(inputs), *captured])
 
 
 def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
@@ -93,7 +108,7 @@ class _Acting(Traced):
 
         first = BackgroundCall(call)
         first.start()
-        found = first.result()
+        found = first.result(COMPILE_SECONDS if self._jit else math.inf)
         self._has_run = True
         return found
 
@@ -113,7 +128,7 @@ class FunctionRuntime(Runtime):
     def __init__(self, functions: ProgramFunctions, act: ActLayout, *, traced: bool) -> None:
         super().__init__(functions, act)
         self.traced = traced
-        self._first_calls = FirstCalls()
+        self._rehearsals = Rehearsals()
         self._resident = Resident()
         self._lend = lender()
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
@@ -149,11 +164,21 @@ class FunctionRuntime(Runtime):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def _prepared(
-        self, function: Any, state: PolicyState, given: Sequence[Any]
-    ) -> tuple[FirstCalls, Callable[[], Any]]:
-        call = functools.partial(function, self.lent(state.hyper.copy()), *given)
-        return self._first_calls, call
+    def _rehearse(
+        self,
+        key: Hashable,
+        function: Any,
+        state: PolicyState,
+        given: Sequence[Any],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        def call() -> None:
+            function.rehearse(self.lent(state.hyper.copy()), *given)
+
+        self._rehearsals.run(key, call, meanwhile)
+
+    def _update(self, function: Any, state: PolicyState, given: Sequence[Any]) -> Any:
+        return function(self.lent(state.hyper.copy()), *given)
 
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
@@ -174,14 +199,12 @@ class FunctionRuntime(Runtime):
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
         forks.require_tensorflow()
-        if not self._resident.is_there(state):  # nor is it while a call is left behind
-            self._first_calls.settle()
+        if not self._resident.is_there(state):
             self._load(self.placed(dict(state.segments)))
             self._resident.note(state)
 
     def forget(self) -> None:
         """Says that the resident variables are about to hold no state."""
-        self._first_calls.settle()
         self._resident.forget()
 
     def resident(self, state: PolicyState) -> Resident:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.program.devices import on_device, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
+from tfpolicies.program.runtimes.runtime import Rehearsals, Resident, Runtime, concrete
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 
@@ -135,14 +135,13 @@ class _OpenSession:
     def __init__(self, session: Any) -> None:
         self.session = session
         self.resident = Resident()
-        self.first_calls = FirstCalls()
+        self.rehearsals = Rehearsals()
         self.callables = _Callables(session)
         # At the end of the process they must go before TensorFlow's modules do.
         weakref.finalize(self, self.callables.clear)
 
     def close(self) -> None:
         """Closes the session, and gives its memory back."""
-        self.first_calls.settle()
         self.callables.clear()
         self.resident.forget()
         self.session.close()
@@ -347,12 +346,31 @@ class SessionRuntime(Runtime):
         with self._graph.as_default():
             return concrete(on, signature, for_xla=for_xla)
 
-    def _prepared(
-        self, function: _GraphFunction, state: PolicyState, given: Sequence[Any]
-    ) -> tuple[FirstCalls, Callable[[], Any]]:
+    def _rehearse(
+        self,
+        key: Hashable,
+        function: _GraphFunction,
+        state: PolicyState,
+        given: Sequence[Any],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        held = self._held(state)
+        opened, arrays = held.opened(), tf.nest.flatten([state.hyper.copy(), *given])
+        try:
+            is_new = opened.rehearsals.run(
+                key, lambda: opened.callables[function](*arrays), meanwhile
+            )
+        except BaseException:
+            held.open = None  # the call may still change its variables
+            raise
+        if is_new:
+            opened.resident.forget()
+            self.begin_update(state)
+
+    def _update(self, function: _GraphFunction, state: PolicyState, given: Sequence[Any]) -> Any:
         function.trace()
-        opened, arrays = self._held(state).opened(), tf.nest.flatten([state.hyper, *given])
-        return opened.first_calls, lambda: function.nested(opened.callables[function](*arrays))
+        arrays = tf.nest.flatten([state.hyper, *given])
+        return function.nested(self._held(state).opened().callables[function](*arrays))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
@@ -361,7 +379,6 @@ class SessionRuntime(Runtime):
             opened = self._held(state).opened()
             if not opened.resident.is_there(state):
                 self._load.trace()
-                opened.first_calls.settle()
                 opened.callables[self._load](*tf.nest.flatten(state.segments))
                 opened.resident.note(state)
 
