@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class OnnxFile(ForeignModel):
     Args:
         path: of the file.
         limited: whether the time and memory that it takes are limited; see `LimitedSession`.
+        providers: what ONNX Runtime computes with; see `OnnxPolicy`.
 
     Raises:
         MissingModelFileError: if there is none.
@@ -36,12 +37,14 @@ class OnnxFile(ForeignModel):
             weights in other files, or takes too much.
     """
 
-    def __init__(self, path: Path, limited: bool = True) -> None:
+    def __init__(
+        self, path: Path, limited: bool = True, providers: Sequence[str] | None = None
+    ) -> None:
         self.source = f"The ONNX file {os.fspath(path)!r}"
-        self._path, self._limited = path, limited
+        self._path, self._limited, self._providers = path, limited, providers
         try:
             model = rebuild_model(path, read_regular(path), limited=limited)
-            self._model = LimitedSession(str(path), model, limited=limited)
+            self._model = LimitedSession(str(path), model, limited=limited, providers=providers)
         except FileNotFoundError as error:
             raise MissingModelFileError(f"{self.source} is not there.") from error
         except (OSError, ValueError) as error:
@@ -52,7 +55,7 @@ class OnnxFile(ForeignModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns how another process loads the model: from the same file."""
-        return type(self), (self._path, self._limited)
+        return type(self), (self._path, self._limited, self._providers)
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name; see `ForeignModel.run`.

@@ -131,13 +131,14 @@ class FunctionRuntime(Runtime):
         self._rehearsals = Rehearsals()
         self._resident = Resident()
         self._lend = lender()
+        self._acting_device = functions.acting_device
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
         self._make_functions(self.signatures.acting_segments)
 
     def _made(
         self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
     ) -> Any:
-        device = CPU if acts else self.functions.device
+        device = self.functions.acting_device if acts else self.functions.device
         if not self.traced:
             return on_device(function, device)
         return (_Acting if acts else Traced)(function, signature, device, jit=jit)
@@ -149,7 +150,7 @@ class FunctionRuntime(Runtime):
     ) -> list[np.ndarray]:
         if forks.forked_from is not None:
             forks.require_tensorflow()
-        with contexts()(CPU):
+        with contexts()(self._acting_device):
             known = self._weights
             if known is None or known[0] is not state or known[1] != state.version:
                 known = self._weights = self._placed_weights(state)
@@ -157,7 +158,8 @@ class FunctionRuntime(Runtime):
 
     def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
         """Returns the weights as tensors: copies of memory; `acting` has copied what was left."""
-        place = tf.constant if state.left is None else self._lend
+        copies = state.left is None or self._acting_device != CPU
+        place = tf.constant if copies else self._lend
         segments = state.acting
         weights = [place(segments[name]) for name in self.signatures.acting_segments]
         return state, state.version, weights

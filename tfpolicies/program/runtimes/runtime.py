@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.update_forms import Form
@@ -104,7 +105,8 @@ class Runtime(Actor):
             return self._made(function, [signature], acts=True, jit=jit)
 
         self._act = acting(flat.many, signatures.act)  # any number of rows
-        if self.traced and self.functions.spec.static["jit_compile"] is not False:
+        on_cpu = self.functions.acting_device == CPU
+        if self.traced and on_cpu and self.functions.spec.static["jit_compile"] is not False:
             # One row: XLA runs its few dozen operations as one.
             self._act_one = acting(flat.one, signatures.one_row, jit=True)
         inputs, actions = signatures.act.inputs, signatures.actions
