@@ -1,15 +1,22 @@
 """Learning on another device than TensorFlow's first, and what a process takes of a GPU."""
 
+import contextlib
 import functools
+import gc
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 from marking import telling
+from tiny import make
 
+from tfpolicies import PPOTF2Policy
+from tfpolicies.program import devices, functions
 from tfpolicies.program.devices import learner_device
 from tfpolicies.system import gpus
 
@@ -56,6 +63,14 @@ def device_of(name):
     return name[-5:]
 
 
+def operations_in(graphs):
+    return sorted({
+        f"{device_of(node.device)} {node.op}"
+        for graph in graphs for node in graph.node
+        if node.op not in ("_Arg", "_DeviceArg", "_Send", "_EagerConst", "_Retval")
+    })
+
+
 def run(kind, num_gpus, default):
     policy_class, config = KINDS[kind]
     context.context().enable_run_metadata()
@@ -66,18 +81,15 @@ def run(kind, num_gpus, default):
         if kind == "step":
             policy.program.updates.form = Form.STEP
         acted = policy.compute_actions(batch["obs"], explore=False) if kind != "memory" else None
-        context.context().export_run_metadata()
+        acting = context.context().export_run_metadata().partition_graphs
         stats = policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"]
         graphs = context.context().export_run_metadata().partition_graphs
     inside = policy.program.runtime.functions
     return {
         "form": policy.program.updates.form.name,
         "variables": sorted({device_of(x.handle.device) for x in inside.resident}),
-        "operations": sorted({
-            f"{device_of(node.device)} {node.op}"
-            for graph in graphs for node in graph.node
-            if node.op not in ("_Arg", "_DeviceArg", "_Send", "_EagerConst", "_Retval")
-        }),
+        "operations": operations_in(graphs),
+        "convolutions": [x for x in operations_in(acting) if "FusedConv2D" in x],
         "loss": stats.get("total_loss", stats.get("mean_td_error", 0.0)),
         "weights": sum(float(np.abs(x).sum()) for x in policy.get_weights().values()),
         "actions": np.ravel(acted.actions).tolist() if acted else [],
@@ -123,6 +135,11 @@ def test_all_of_an_update_is_on_the_device_that_learns(kind):
             operations = result["operations"]
             assert {line.split()[0] for line in operations} == {device}, operations
     assert lines == []  # XLA refuses none
+
+
+def test_a_network_with_convolutions_acts_where_it_learns():
+    for result, device in zip(learn_as("plain"), ("CPU:1", "CPU:0"), strict=False):
+        assert result["convolutions"] == [f"{device} _FusedConv2D"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,3 +253,36 @@ def test_a_worker_that_only_samples_misses_no_gpu(fresh, caplog):
     assert [x.getMessage() for x in caplog.records] == [
         "num_gpus=1, but there is no GPU: learning runs on the CPU"
     ]
+
+
+@pytest.mark.core
+def test_a_checkpoint_finds_its_device_again_and_one_line_says_so(fresh, caplog, tmp_path):
+    gpus.warn_without_gpu.cache_clear()
+    policy = make(num_gpus=1, model={"fcnet_hiddens": [9]})
+    assert policy.devices == ["/cpu:0"]
+    policy.export_checkpoint(tmp_path)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "num_gpus=1, but there is no GPU: learning runs on the CPU"
+    del policy
+    gc.collect()  # its Program, too
+    caplog.clear()
+    fresh.setattr(functions, "learner_device", lambda num_gpus: "/gpu:0")  # as if there were one
+    fresh.setattr(devices, "contexts", lambda: contextlib.nullcontext)
+    restored = PPOTF2Policy.from_checkpoint(tmp_path)
+    assert restored.devices == ["/gpu:0"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "learned on the CPU, and num_gpus=1 has it learn on the GPU" in line
+
+
+@pytest.mark.core
+def test_acting_is_on_the_gpu_for_images_alone(fresh):
+    fresh.setattr(functions, "learner_device", lambda num_gpus: "/gpu:0")
+    fresh.setattr(devices, "contexts", lambda: contextlib.nullcontext)
+    images = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+    filters = {"conv_filters": [[2, 4, 4], [2, 3, 1]]}
+    seeing = make(obs=images, num_gpus=1, model=filters, inference="auto")
+    dense = make(num_gpus=1, model={"fcnet_hiddens": [9]}, inference="auto")
+    assert seeing.program.functions.acting_device == "/gpu:0"
+    assert seeing.program.inference.fitting == ["tf"]
+    assert dense.program.functions.acting_device == "/cpu:0"
+    assert dense.program.inference.fitting == ["onnx", "tf"]
