@@ -123,7 +123,9 @@ def play_exported(args: argparse.Namespace) -> int:
     """Plays with an exported ONNX file in a process without this package."""
     check_source(args.env)
     path = find_export(args.exported)
-    played = play_in_own_process(path, args.env, args.episodes, args.seed, args.env_config)
+    played = play_in_own_process(
+        path, args.env, args.episodes, args.seed, args.env_config, args.device
+    )
     figures = {
         "episodes": played["episodes"],
         "mean return": played["mean_return"],

@@ -33,6 +33,7 @@ _ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it i
 def serve(args: argparse.Namespace) -> int:
     """Serves policies until SIGTERM or Ctrl-C; then finishes what runs."""
     try:
+        from tfpolicies.export.player import providers_for
         from tfpolicies.serving.access import Access, read_token
         from tfpolicies.serving.repository import Repository, named
         from tfpolicies.serving.served import Limits
@@ -42,6 +43,10 @@ def serve(args: argparse.Namespace) -> int:
             f"Serving needs packages that are not installed ({error}). Install them: "
             "pip install 'tfpolicies[serve]'"
         ) from error
+    try:
+        providers = tuple(providers_for(args.device))
+    except ValueError as error:
+        raise UsageError(f"--device {args.device}: {error}") from error
     limits = Limits(
         args.max_batch,
         args.max_sequences,
@@ -49,6 +54,7 @@ def serve(args: argparse.Namespace) -> int:
         args.max_body,
         args.threads,
         args.max_seconds,
+        providers,
     )
     token = read_token(args.token_file, _say) if args.token_file else ""
     hosts, origins = args.allowed_host, args.allowed_origin

@@ -23,6 +23,7 @@ def play_in_own_process(
     episodes: int,
     seed: int,
     env_config: Mapping[str, Any] | None = None,
+    device: str = "cpu",
 ) -> Mapping[str, Any]:
     """Plays greedily with an exported ONNX file through ONNX Runtime alone.
 
@@ -36,6 +37,7 @@ def play_in_own_process(
         episodes: how many to play, >= 1.
         seed: of the episodes.
         env_config: settings of the environment, as JSON can hold them.
+        device: where ONNX Runtime computes: "cpu", "cuda" or "auto".
 
     Returns:
         What the player reports, `mean_return` among it.
@@ -45,7 +47,7 @@ def play_in_own_process(
     """
     folder = find_export(exported)
     arguments = ["--model", str(folder), "--env", env, "--json"]
-    arguments += ["--episodes", str(episodes), "--seed", str(seed)]
+    arguments += ["--episodes", str(episodes), "--seed", str(seed), "--device", device]
     arguments += ["--env-config", json.dumps(env_config)] if env_config else []
     own = importlib.resources.files("tfpolicies").joinpath("export", "player.py")
     with importlib.resources.as_file(own) as player:  # unpacked, where the package is in a zip

@@ -43,6 +43,48 @@ _OBSERVED = ("obs", "action_mask")
 _NORMALIZED = "actions_normalized"
 _REWARDS = "rewards"
 NOT_NEEDED = ("tensorflow", "keras", "tfpolicies")
+DEVICES = ("cpu", "cuda", "auto")
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def providers_for(device: str) -> list[str]:
+    """Returns the providers of ONNX Runtime that compute on a device.
+
+    Args:
+        device: "cpu", "cuda", or "auto": a GPU if ONNX Runtime can use one.
+
+    Raises:
+        ValueError: if this ONNX Runtime cannot compute there; see `require_providers`.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r:.200}.")
+    if device == "auto":
+        return [_CUDA, _CPU] if _CUDA in onnxruntime.get_available_providers() else [_CPU]
+    return require_providers([_CUDA if device == "cuda" else _CPU])
+
+
+def require_providers(providers: Sequence[str]) -> list[str]:
+    """Returns providers of ONNX Runtime, if it has them.
+
+    Raises:
+        ValueError: if it lacks one, or there is none; it says what to install.
+    """
+    available = onnxruntime.get_available_providers()
+    if isinstance(providers, str) or not providers:
+        raise ValueError(f"providers must be a list of names, such as [{_CPU!r}].")
+    lacking = [name for name in providers if name not in available]
+    if lacking:
+        hint = _INSTALL_CUDA if _CUDA in lacking else ""
+        raise ValueError(
+            f"providers has {lacking[0]!r:.200}, but this ONNX Runtime has {available}.{hint}"
+        )
+    return [*providers]
+
+
+_INSTALL_CUDA = (
+    " For CUDA run `pip uninstall onnxruntime` and `pip install onnxruntime-gpu`: the two packages "
+    "exclude each other."
+)
 
 
 class OnnxPolicy:
@@ -64,6 +106,8 @@ class OnnxPolicy:
             outputs.
         limited: whether time and memory are limited, by `LimitedSession`. A file of your own may do
             without.
+        providers: what ONNX Runtime computes with, the best one first; None: the CPU. Without the
+            CPU among them, a GPU that cannot be used is an error.
 
     Raises:
         FileNotFoundError: if a file of the export is missing, or is no regular file.
@@ -80,6 +124,7 @@ class OnnxPolicy:
         threads: int = 1,
         prepare: Callable[[bytes], bytes] = bytes,
         limited: bool = True,
+        providers: Sequence[str] | None = None,
     ) -> None:
         place = Path(os.path.expanduser(path)).absolute()
         folder = place if place.is_dir() else place.parent
@@ -103,7 +148,12 @@ class OnnxPolicy:
             _check_noise(ports["inputs"], self.spec["noise"]["blocks"])
         whole = rebuild_model(self.file, content, limited=limited)
         self._model = LimitedSession(
-            str(self.file), prepare(whole), threads, limited=limited, tried=whole
+            str(self.file),
+            prepare(whole),
+            threads,
+            limited=limited,
+            tried=whole,
+            providers=providers,
         )
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
         given = {output.name for output in self._model.session.get_outputs()}
@@ -869,9 +919,10 @@ class LimitedSession:
         threads: that one call may use.
         limited: whether there are limits. A model of your own may do without.
         tried: a larger model of which this is a part, to be tried in its place.
+        providers: see `OnnxPolicy`.
 
     Raises:
-        ValueError: if it cannot be loaded or takes too much.
+        ValueError: if it cannot be loaded or takes too much, or a provider is missing.
     """
 
     def __init__(
@@ -882,15 +933,22 @@ class LimitedSession:
         *,
         limited: bool = True,
         tried: bytes = b"",
+        providers: Sequence[str] | None = None,
     ) -> None:
+        providers = require_providers([_CPU] if providers is None else providers)
         self._source, self._limited = source, limited
         self._options, self._is_late = onnxruntime.RunOptions(), False
         if limited:
             _try_in_process(source, tried or model)
         try:
-            self.session = _open(model, threads, limited)
+            self.session = _open(model, threads, limited, providers)
         except Exception as error:  # ONNX Runtime's are of no public class
             raise ValueError(f"{source} cannot be loaded: {error!s:.500}") from error
+        if _CPU not in providers and self.session.get_providers()[0] != providers[0]:
+            raise ValueError(
+                f"{source} cannot run by {providers[0]}: ONNX Runtime has it but could not start "
+                "it. Check the driver and the CUDA libraries, or run it on the CPU."
+            )
 
     def run(
         self,
@@ -982,7 +1040,7 @@ def _share_memory() -> None:
         onnxruntime.create_and_register_allocator(place, arena)
 
 
-def _open(model: bytes, threads: int, limited: bool) -> Any:
+def _open(model: bytes, threads: int, limited: bool, providers: Sequence[str] = (_CPU,)) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4  # what goes wrong is raised
@@ -994,7 +1052,7 @@ def _open(model: bytes, threads: int, limited: bool) -> Any:
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         skipped = ["ConstantFolding"]  # it computes while loading, which nothing could end
     return onnxruntime.InferenceSession(
-        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=skipped
+        model, options, providers=[*providers], disabled_optimizers=skipped
     )
 
 
@@ -1272,13 +1330,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--render", action="store_true", help="show a window; one environment")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--model", default=None, help="model.onnx or its folder; default: here")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="where it computes")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plays as the command line says and prints the mean return; returns 0."""
     options = _arguments(argv)
-    policy = OnnxPolicy(options.model or Path(__file__).parent, sample=options.sample)
+    try:
+        providers = providers_for(options.device)
+    except ValueError as error:
+        sys.exit(f"--device {options.device}: {error}")
+    path = options.model or Path(__file__).parent
+    policy = OnnxPolicy(path, sample=options.sample, providers=providers)
     if ":" in options.env and "" not in sys.path:  # an isolated interpreter finds no module here
         sys.path.append(str(Path.cwd()))
     played = play(

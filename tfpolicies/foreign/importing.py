@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def import_policy(
     explore: bool = False,
     seed: int | None = None,
     model_work_limit: float = 1.0,
+    providers: Sequence[str] | None = None,
 ) -> ImportedPolicy:
     """Returns a policy that acts by a model of others, and never learns.
 
@@ -78,17 +79,23 @@ def import_policy(
         model_work_limit: how many times the usual work the model of a `.keras` file may take; see
             `docs/decisions/003`. `math.inf` for no limit, which also lifts those of an ONNX file
             and a SavedModel.
+        providers: of an ONNX file: what ONNX Runtime computes with, such as
+            `["CUDAExecutionProvider"]`; None: the CPU.
 
     Raises:
         MissingModelFileError: if there is no such file; also a FileNotFoundError.
         ModelImportError: if it is damaged, has what is refused, or does not fit; the message names
             the inputs and outputs.
         SpaceError: if a space is missing or cannot be used.
-        UsageError: for arguments that do not fit each other.
+        UsageError: for arguments that do not fit each other, and providers that ONNX Runtime lacks.
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()
-    model, spec = _opened(path, signature, model_work_limit)
+    if providers is not None:
+        _require_providers(providers)
+    model, spec = _opened(path, signature, model_work_limit, providers)
+    if providers is not None and not hasattr(model, "_providers"):
+        raise UsageError(f"providers={list(providers)!r:.200} are for ONNX files; leave them out.")
     wiring: Wiring | None = None
     if spec is not None:
         if names or normalized:
@@ -112,7 +119,7 @@ def import_policy(
 
 
 def _opened(
-    path: Any, signature: str | None, model_work_limit: float
+    path: Any, signature: str | None, model_work_limit: float, providers: Sequence[str] | None
 ) -> tuple[ForeignModel, Mapping[str, Any] | None]:
     """Returns a model, and the `policy_spec.json` of one that this package exported."""
     import keras
@@ -149,7 +156,17 @@ def _opened(
         )
     spec = _spec_in(file.parent)
     is_of_file = spec is not None and file.name in spec.get("files", {}).values()
-    return OnnxFile(file, math.isfinite(model_work_limit)), spec if is_of_file else None
+    is_limited = math.isfinite(model_work_limit)
+    return OnnxFile(file, is_limited, providers), spec if is_of_file else None
+
+
+def _require_providers(providers: Sequence[str]) -> None:
+    from tfpolicies.export.player import require_providers
+
+    try:
+        require_providers(providers)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _spec_in(folder: Path) -> Mapping[str, Any] | None:

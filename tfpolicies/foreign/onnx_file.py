@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class OnnxFile(ForeignModel):
     Args:
         path: of the file.
         limited: whether the time and memory that it takes are limited; see `LimitedSession`.
+        providers: what ONNX Runtime computes with; see `OnnxPolicy`.
 
     Raises:
         MissingModelFileError: if there is none.
@@ -37,13 +38,15 @@ class OnnxFile(ForeignModel):
             weights in files that are not beside it, or takes too much.
     """
 
-    def __init__(self, path: Path, limited: bool = True) -> None:
+    def __init__(
+        self, path: Path, limited: bool = True, providers: Sequence[str] | None = None
+    ) -> None:
         self.source = f"The ONNX file {os.fspath(path)!r}"
-        self._path, self._limited = path, limited
+        self._path, self._limited, self._providers = path, limited, providers
         try:
             content, weights = read_regular(path), _ExternalWeights(path.parent)
             model = rebuild_model(path, content, limited=limited, read_external=weights.read)
-            self._model = LimitedSession(str(path), model, limited=limited)
+            self._model = LimitedSession(str(path), model, limited=limited, providers=providers)
         except FileNotFoundError as error:
             raise MissingModelFileError(f"{self.source} is not there.") from error
         except (OSError, ValueError) as error:
@@ -54,7 +57,7 @@ class OnnxFile(ForeignModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns how another process loads the model: from the same file."""
-        return type(self), (self._path, self._limited)
+        return type(self), (self._path, self._limited, self._providers)
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name; see `ForeignModel.run`.

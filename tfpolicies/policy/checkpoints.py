@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import re
@@ -32,6 +33,7 @@ from tfpolicies.models.catalog import RememberingModel
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.by_methods import FILTERS
+from tfpolicies.program.devices import CPU
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -57,6 +59,8 @@ custom_object_scope = keras.saving.custom_object_scope
 
 POLICY_MANIFEST = "policy.json"
 ALGORITHM_MANIFEST = "algorithm.json"
+
+logger = logging.getLogger("tfpolicies")
 
 _GROUPS = {
     "weights": "weights",
@@ -107,6 +111,8 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         },
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
+    if _asks_for_gpu(policy):
+        manifest["device"] = policy.devices[0]
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
 
 
@@ -152,6 +158,24 @@ def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays of a state by their groups; empty groups are not among them."""
     found = {group: state.get(key) for key, group in _GROUPS.items()}
     return {group: x for group, x in found.items() if isinstance(x, Mapping) and x}
+
+
+def _asks_for_gpu(policy: Any) -> bool:
+    """Whether a policy learns on a GPU where there is one."""
+    return policy.holding.program is not None and bool(policy.config["num_gpus"])
+
+
+def _warn_of_other_device(stored: str | None, policy: Any) -> None:
+    """Says in one line that a policy which learned without a GPU learns on one here.
+
+    Where a GPU is missing, whoever looks for it says so.
+    """
+    if stored == CPU and _asks_for_gpu(policy) and policy.devices != [CPU]:
+        logger.warning(
+            "policy %r learned on the CPU, and num_gpus=%s has it learn on the GPU that is here; "
+            "num_gpus=0 keeps it on the CPU",
+            *(policy.policy_id, policy.config["num_gpus"]),
+        )
 
 
 def _fingerprint(policy: Any) -> str | None:
@@ -292,6 +316,7 @@ class StoredPolicy:
         if program is not None:
             stored = manifest["config"]["settings"]
             policy.automatic = {name: stored.get(name) for name in policy.automatic}
+            _warn_of_other_device(manifest.get("device"), policy)
         if _fingerprint(policy) != program:
             raise CheckpointError(
                 f"{self.source} does not fit {found.__name__}: its variables or hyper-parameters "

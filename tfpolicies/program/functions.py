@@ -89,6 +89,7 @@ class ProgramFunctions:
     Attributes:
         resident: all variables, in the order of the layout.
         layout: where each of them lies in a state.
+        acting_device: where acting runs: with kernels of convolutions where learning does.
         traces: how often each function body ran, by name.
     """
 
@@ -108,6 +109,8 @@ class ProgramFunctions:
         slots = resident_slots(networks, network.filter_variables, optimizer.variables)
         self.resident = list(slots.values())
         self.layout = layout_of(networks, list(slots))
+        sees_images = any(len(slot.shape) > 3 for slot in self.layout.acting)
+        self.acting_device = device if sees_images else CPU
         limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
         self.traces = Traces(limit)
 

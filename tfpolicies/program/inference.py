@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import Port
+from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes import onnx, stacked
@@ -197,11 +198,12 @@ def _extra_outputs(functions: ProgramFunctions) -> list[Port]:
     spec, network = functions.spec, functions.network
     if not spec.policy_class._overrides("extra_action_out_fn"):
         return []
-    inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
-    noise = tf.zeros([2, spec.explorer.noise_size])
-    given = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
-    weights = [tf.convert_to_tensor(variable) for variable in network.variables]
-    extras = functions.act(weights, given).extras
+    with placed(CPU):
+        inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
+        noise = tf.zeros([2, spec.explorer.noise_size])
+        given = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
+        weights = [tf.convert_to_tensor(variable) for variable in network.variables]
+        extras = functions.act(weights, given).extras
     return [
         Port(name, tuple(x.shape[1:]), np.dtype(x.dtype.as_numpy_dtype))
         for name, x in sorted(extras.items())

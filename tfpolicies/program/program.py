@@ -23,6 +23,7 @@ from tfpolicies.models.eager_mode import EagerLock
 from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.network import FreshWeights
 from tfpolicies.models.ports import InputPorts
+from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.inference import Inference
 from tfpolicies.program.runtimes.runtime import Runtime
@@ -159,7 +160,8 @@ class _States:
         keys = [slot.key for slot in self._layout.slots]
         arrays = dict(zip(keys, self._start, strict=True))
         for i, (part, fresh) in enumerate(self._fresh.items()):
-            values = fresh.draw([weight_seed, i] if i else weight_seed)
+            with placed(CPU):  # a seed gives the same weights on every machine
+                values = fresh.draw([weight_seed, i] if i else weight_seed)
             if part == "model" and template is not None and template not in self._templates_taken:
                 self._templates_taken.add(template)
                 given = [np.array(variable.numpy()) for variable in template.variables]

@@ -144,13 +144,16 @@ def fits(runtime: Runtime) -> bool:
 
     TensorFlow is the faster one where the network convolves large images, or with large kernels:
     with weights that are inputs, ONNX Runtime brings the kernels into its own layout in each call
-    (10 ns a number), and it has one thread. Kernels that cover their image stay as they are.
+    (10 ns a number), and it has one thread. Kernels that cover their image stay as they are. It is
+    here for the CPU, and acting for images is on the GPU where learning is.
     """
     functions = runtime.functions
     kernels = [math.prod(x.shape) for x in functions.layout.acting if len(x.shape) > 3]
     leaves = functions.network.ports.obs_leaves
     images = [math.prod(leaf.shape[:-1]) for leaf in leaves if len(leaf.shape) > 2]
     convolves_much = kernels and max(images, default=0) >= _LARGE_IMAGE
+    if functions.acting_device != CPU:
+        return False
     if convolves_much or not functions.spec.static["eager_tracing"]:
         return False
     total = sum(kernels)
