@@ -33,7 +33,7 @@ from gymnasium import spaces
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.distribution import samples_by_itself
-from tfpolicies.export.double_precision import DoublePrecision
+from tfpolicies.export.reference import ReferenceActing
 from tfpolicies.export.serving import (
     GREEDY,
     SAMPLE,
@@ -44,6 +44,7 @@ from tfpolicies.export.serving import (
 from tfpolicies.models.distributions import MASKED_LOGIT
 from tfpolicies.models.ports import ACTIONS, NOISE, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.spaces import Leaf, cell_sizes, is_float_box
+from tfpolicies.program.devices import CPU
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
 from tfpolicies.system.paths import link_without_wildcards
@@ -98,14 +99,15 @@ def verify_saved_model(folder: Path, program: Program, state: PolicyState) -> Pa
         ExportError: if it cannot be run, lacks a name, or gives other numbers.
     """
     try:
-        with link_without_wildcards(folder) as readable:
+        with link_without_wildcards(folder) as readable, tf.device(CPU):
             signatures = tf.saved_model.load(str(readable)).signatures
     except Exception as error:
         raise ExportError(f"The SavedModel cannot be loaded: {error}") from error
 
     def run(signature: str, inputs: Arrays) -> Arrays:
-        tensors = {name: tf.constant(array) for name, array in inputs.items()}
-        return {name: x.numpy() for name, x in signatures[signature](**tensors).items()}
+        with tf.device(CPU):
+            tensors = {name: tf.constant(array) for name, array in inputs.items()}
+            return {name: x.numpy() for name, x in signatures[signature](**tensors).items()}
 
     return verify(run, program, state)
 
@@ -244,7 +246,10 @@ class Comparison:
         self._explorer = serving_explorer(program)
         self._outputs = output_ports(program)
         self._rng = np.random.default_rng(_SEED)
-        self._double: DoublePrecision | None = None
+        self._act: Callable[..., Any] = program.runtime.run
+        if program.functions.acting_device != CPU:
+            self._act = ReferenceActing(program, in_double=False).run
+        self._double: ReferenceActing | None = None
         self._batches: list[tuple[Arrays, Arrays, Callable[[], Arrays]]] = []
         self._doubtful: set[str] = set()  # outputs that double precision decides about
         self.rows = self.other_choices = 0
@@ -309,7 +314,7 @@ class Comparison:
             given[SEQ_LENS] = lengths
         else:
             given = {name: x[:, 0] for name, x in given.items()}
-        wanted = self._reference(inputs, lengths, noise, self._program.runtime.run)
+        wanted = self._reference(inputs, lengths, noise, self._act)
         ours = self._given(given, count, steps)
         return self._chosen(ours, valid), self._chosen(wanted, valid)
 
@@ -323,7 +328,7 @@ class Comparison:
     ) -> Arrays:
         """Returns what `_reference` does, computed in double precision."""
         if self._double is None:
-            self._double = DoublePrecision(self._program)
+            self._double = ReferenceActing(self._program, in_double=True)
         return self._reference(inputs, lengths, noise, self._double.run)
 
     def _given(self, inputs: Arrays, count: int, steps: int) -> Arrays:
@@ -359,7 +364,7 @@ class Comparison:
         for memory in inputs[-len(program.ports.states) :]:
             memory.fill(0.0)
         noise = np.zeros((count, 3, 0), np.float32)
-        reached = self._reference(inputs, lengths, noise, program.runtime.run)
+        reached = self._reference(inputs, lengths, noise, self._act)
         return [reached[port.name] for port in program.act_layout.states]
 
     def _reference(

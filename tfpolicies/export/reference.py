@@ -1,4 +1,4 @@
-"""A policy's acting in double precision: the numbers that float32 code only comes close to."""
+"""What exports are compared with: a policy's own code on the CPU, also in double precision."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
 
 
-class DoublePrecision:
-    """The act function of a Program, with float64 in place of float32, on the CPU.
+class ReferenceActing:
+    """The act function of a Program on the CPU, wherever the Program acts.
 
-    The graph that the policy's code traces to is rewritten, so that any model can be run, a user's
-    included.
+    In double precision the graph that the policy's code traces to is rewritten, so that any model
+    can be run, a user's included.
 
     Args:
         program: what the policy shares with its kind.
+        in_double: whether float64 is in place of float32.
 
     Raises:
         ValueError: if an operation of the graph does not exist in double precision.
-        tf.errors.OpError: likewise, when it is run.
+        tf.errors.OpError: if its double form cannot be run.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, in_double: bool) -> None:
         self._program = program
         weights = [tf.TensorSpec(x.shape, x.dtype) for x in program.layout.acting]
         explorer = program.spec.explorer
@@ -46,6 +47,10 @@ class DoublePrecision:
 
         with program.lock, tf.device(CPU):
             function = tf.function(act, autograph=False).get_concrete_function(*signature)
+        self._convert = _doubled if in_double else lambda dtype: dtype
+        self._act: Any = function
+        if not in_double:
+            return
         graph = _in_double(function.graph.as_graph_def())
         names, outputs = [x.name for x in function.inputs], [x.name for x in function.outputs]
 
@@ -64,11 +69,12 @@ class DoublePrecision:
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Returns what `Runtime.run` does, in double precision."""
+        """Returns what `Runtime.run` does."""
         weights = [state.arrays[slot.key] for slot in self._program.layout.acting]
         arrays = [*weights, *inputs, noise, params]
         with tf.device(CPU):
-            outputs = self._act(*[tf.constant(x, _doubled(tf.as_dtype(x.dtype))) for x in arrays])
+            given = [tf.constant(x, self._convert(tf.as_dtype(x.dtype))) for x in arrays]
+            outputs = self._act(*given)
         return self._program.act_layout.unflatten([x.numpy() for x in outputs])
 
 

@@ -9,7 +9,7 @@ from tiny import TWO
 
 from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError
-from tfpolicies.export.double_precision import DoublePrecision
+from tfpolicies.export.reference import ReferenceActing
 from tfpolicies.export.verify import FACTOR, SLACK, TOLERANCE, verify
 
 POSITIVE = spaces.Box(0.5, 1.0, (2,), np.float32)
@@ -30,7 +30,7 @@ def test_double_precision_computes_what_float32_rounds(policy_class):
     policy = cancelling(policy_class)
     obs = np.random.default_rng(0).uniform(0.5, 1.0, (50, 2)).astype(np.float32)
     noise, params = np.zeros((50, policy.program.spec.explorer.noise_size), np.float32), NONE
-    exact = DoublePrecision(policy.program).run(policy._state, [obs], noise, params)
+    exact = ReferenceActing(policy.program, in_double=True).run(policy._state, [obs], noise, params)
     rounded = policy.compute_actions(obs, explore=False).extras["action_dist_inputs"]
     assert exact.dist_inputs.dtype == np.float64
     np.testing.assert_allclose(exact.dist_inputs[:, 0], obs[:, 1].astype(np.float64), atol=1e-12)
@@ -45,12 +45,22 @@ def test_double_precision_has_memories_loops_and_functions(memory):
     program = policy.program
     inputs = [obs, *program.ports.split([obs, *states])[1], *states]
     noise, params = np.zeros((2, program.spec.explorer.noise_size), np.float32), NONE
-    exact = DoublePrecision(program).run(policy._state, inputs, noise, params)
+    exact = ReferenceActing(program, in_double=True).run(policy._state, inputs, noise, params)
     right = program.runtime.run(policy._state, inputs, noise, params)
     assert exact.states[0].dtype == np.float64
     for ours, theirs in zip(exact.states, right.states, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     np.testing.assert_allclose(exact.values, right.values, atol=1e-5)
+
+
+def test_a_policy_that_acts_elsewhere_is_compared_on_the_cpu():
+    policy = cancelling()
+    obs = np.float32([[0.5, 1.0], [1.0, 0.75]])
+    noise = np.zeros((2, policy.program.spec.explorer.noise_size), np.float32)
+    acted = ReferenceActing(policy.program, in_double=False).run(policy._state, [obs], noise, NONE)
+    right = policy.program.runtime.run(policy._state, [obs], noise, NONE)
+    for ours, theirs in zip(acted[:5], right[:5], strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
 def artefact(change):
