@@ -50,7 +50,6 @@ def numbers_of(policy):
     return tf.nest.flatten([one, actions, extras, before, stats, after, mapped])
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("config", KINDS)
 def test_a_policy_that_is_made_in_a_graph_block_computes_what_it_does_outside(config, monkeypatch):
     with graph_block():

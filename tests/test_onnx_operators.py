@@ -12,7 +12,7 @@ import tiny
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
 from tfpolicies.ways import OPSETS
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("kept_programs")]
+pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
 def gelu_by_tanh(x):
@@ -44,6 +44,7 @@ def run(function, x, opset):
     return cpu_session(convert(traced, [spec], ["y"], opset)).run(["y"], {"x": x})[0]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_is_exact_in_every_opset(name, opset):

@@ -135,7 +135,6 @@ def test_a_relative_path_in_a_folder_that_was_removed_is_refused(tmp_path, monke
 # -- doors that write, and keep what they are given ----------------------------------------------
 
 
-@pytest.mark.core
 def test_a_run_stays_in_its_folder(place):
     algorithm = build()
     learned = algorithm.learn(
