@@ -20,7 +20,6 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background, and inherited
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores, for children as well
 
 if "benchmarks" not in sys.modules:
     found = importlib.util.spec_from_file_location(
