@@ -93,6 +93,7 @@ def built(algo: str, network: str, activation: str = "tanh", **more: Any) -> Any
     env = {"shape": SHAPES.get(kind, (6,)), "actions": "box" * (algo in ("SAC", "TD3", "DDPG"))}
     config = {**ON_POLICY, **REPLAY}[algo]().environment(World, env_config=env)
     config.rollouts(rollout_fragment_length=16, **{**rollouts, **more}).debugging(seed=1)
+    config.framework("tf2", inference="tf", jit_compile=False)  # compiling would take most of it
     config.training(model={**model, "fcnet_activation": activation, "conv_activation": activation})
     if algo in ON_POLICY:
         config.training(train_batch_size=256, lr=3e-3)
