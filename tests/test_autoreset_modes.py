@@ -78,7 +78,7 @@ def test_infos_with_last_observations_mean_resets_in_the_same_step(form, kind):
     assert envs.step(np.zeros(2, int)).dead is None
 
 
-def test_a_step_without_reward_behind_an_end_is_a_reset():
+def test_a_step_without_reward_after_an_end_is_a_reset():
     envs = VectorEnvironments(Unsaid(NEXT, lengths=(2,)))
     envs.reset(None)
     rewards = [envs.step(np.zeros(2, int)).rewards.tolist() for _ in range(2)]
@@ -92,7 +92,7 @@ def test_a_step_without_reward_behind_an_end_is_a_reset():
 @pytest.mark.parametrize(
     ("mode", "kind", "why"),
     [
-        (SAME, Paying, "goes on after an episode's end without a reset step"),
+        (SAME, Paying, "steps continue after an episode's end without a reset"),
         (NEXT, PayingLater, "its rewards do not tell a reset from a step"),
         (SAME, PayingLater, "its rewards do not tell a reset from a step"),
     ],

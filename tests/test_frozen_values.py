@@ -68,7 +68,7 @@ def test_draws_of_a_model_are_warned_of_where_it_acts(caplog):
     assert "acting of Acting draws from np.random" in lines_of(caplog)[0]
 
 
-def test_draws_that_are_made_anew_for_each_update_are_not_warned_of(caplog):
+def test_draws_of_each_update_are_not_warned_of(caplog):
     class Fresh(PGTF2Policy):
         def loss(self, model, dist_class, train_batch):
             return super().loss(model, dist_class, train_batch) * np.random.uniform(0.5, 1.0)

@@ -48,7 +48,7 @@ def test_hyperparameters_named_at_load_are_those_that_learn(saved):
     assert numbers(algorithm, "lr", "entropy_coeff", "gamma") == (0.0625, 0.375, 0.25)
     assert (policy.config["lr"], policy.config["entropy_coeff"]) == (0.0625, 0.375)
     assert algorithm.config.lr == learned_rate(algorithm) == 0.0625
-    assert policy.hyper("clip_param") == 0.125  # nobody named it
+    assert policy.hyper("clip_param") == 0.125  # it was not named
     algorithm.stop()
 
 
@@ -168,7 +168,7 @@ def test_each_policy_of_several_has_its_own_numbers_or_those_that_are_named(tmp_
     algorithm.stop()
 
 
-def test_nothing_is_said_of_numbers_by_copies_snapshots_and_pages(saved, caplog):
+def test_copies_and_states_of_one_run_log_nothing_about_numbers(saved, caplog):
     caplog.set_level(logging.INFO)
     algorithm = Algorithm.from_checkpoint(saved)
     policy = algorithm.get_policy()

@@ -42,12 +42,12 @@ def final_observations(infos: Any, indices: Sequence[int]) -> Any:
         missing.
     """
     if not isinstance(infos, Mapping):
-        found = [next((infos[i][key] for key in _FINAL if key in infos[i]), None) for i in indices]
-        return None if any(x is None for x in found) else found
+        rows = [next((infos[i][key] for key in _FINAL if key in infos[i]), None) for i in indices]
+        return None if any(x is None for x in rows) else rows
     batch: Any = next((infos[key] for key in _FINAL if infos.get(key) is not None), None)
     if isinstance(batch, list | tuple) or getattr(batch, "dtype", None) == np.dtype(object):
-        found = [batch[i] for i in indices]
-        return None if any(x is None for x in found) else found
+        rows = [batch[i] for i in indices]
+        return None if any(x is None for x in rows) else rows
     return batch
 
 
@@ -55,8 +55,8 @@ class ModeFinder:
     """Finds the mode of an environment that does not state it, from its first episode that ends.
 
     Infos with the last observation mean SAME_STEP. Without it, the step after the end tells: in
-    NEXT_STEP it only resets, so it has no reward. That is told from an ordinary step if those that
-    begin episodes have rewards.
+    NEXT_STEP it only resets, so it has no reward. It differs from an ordinary step if the first
+    steps of episodes have rewards.
 
     Args:
         env: the vector environment, for messages.
@@ -87,7 +87,7 @@ class ModeFinder:
         """
         if ended is not None:
             if rewards[ended].any() or ends[ended].any():
-                raise self._unknown("it goes on after an episode's end without a reset step")
+                raise self._unknown("steps continue after an episode's end without a reset")
             if not self._first_steps_earn:
                 raise self._unknown("its rewards do not tell a reset from a step")
             return AutoresetMode.NEXT_STEP

@@ -290,7 +290,7 @@ class Comparison:
 
         @functools.cache
         def exact() -> Arrays:
-            return self._chosen(self._exact(inputs, lengths, noise), valid)
+            return self._select_rows(self._exact(inputs, lengths, noise), valid)
 
         self._batches.append((ours, wanted, exact))
         self._compare_all(ours, wanted, noise[valid])
@@ -316,9 +316,9 @@ class Comparison:
             given = {name: x[:, 0] for name, x in given.items()}
         wanted = self._reference(inputs, lengths, noise, self._act)
         ours = self._given(given, count, steps)
-        return self._chosen(ours, valid), self._chosen(wanted, valid)
+        return self._select_rows(ours, valid), self._select_rows(wanted, valid)
 
-    def _chosen(self, outputs: Arrays, valid: np.ndarray) -> Arrays:
+    def _select_rows(self, outputs: Arrays, valid: np.ndarray) -> Arrays:
         """Returns outputs as rows: those of the steps that count, bool `[B, T]`."""
         found = self._outputs
         return {p.name: outputs[p.name][valid] if p.axes == 2 else outputs[p.name] for p in found}
@@ -478,12 +478,12 @@ class Comparison:
         )
         if not found.relative <= tolerance:
             if not (is_computed and found.relative <= FARTHEST):
-                raise self._too_large(name, found.relative)
+                raise self._difference_error(name, found.relative)
             self._doubtful.add(name)
         before = self.differences.get(name, Difference(0.0, 0.0))
         self.differences[name] = Difference(*map(max, before, found))
 
-    def _too_large(self, name: str, relative: float) -> ExportError:
+    def _difference_error(self, name: str, relative: float) -> ExportError:
         return self._refusal(
             f"gives other {name} than the policy: the largest relative difference is "
             f"{relative:.3g}, allowed is {self._tolerance:g}. The export was refused."
@@ -501,7 +501,7 @@ class Comparison:
             try:
                 reference = exact()[name]
             except (ValueError, tf.errors.OpError) as problem:  # an operation has no such form
-                raise self._too_large(name, found.relative) from problem
+                raise self._difference_error(name, found.relative) from problem
             right = wanted[name]
             plain, scale = _is_plain(right), _sizes(right)
             reference, scale = reference[plain], scale[plain]
