@@ -79,7 +79,6 @@ def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
     assert after["num_grad_updates"] == 0
 
 
-@pytest.mark.core
 def test_a_policy_of_another_algorithm_and_one_with_memory_pass():
     check_policy(tiny.make(PGTF2Policy), exports=False)
     check_policy(tiny.make(model=LSTM), checks=["memory", "batch_invariance", "outputs"])

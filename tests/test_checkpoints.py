@@ -228,7 +228,6 @@ def test_a_policy_acts_without_the_callbacks_and_functions_of_its_training(tmp_p
         Algorithm.from_checkpoint(tmp_path / "run")
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("framework", ["tf2", "tf"])
 def test_a_policy_with_a_factory_of_keras_layers_comes_back_without_the_factory(
     framework, tmp_path

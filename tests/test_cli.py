@@ -168,7 +168,7 @@ def test_help_is_there_without_tensorflow() -> None:
         (["evaluate", "nowhere"], "there is no such folder"),
         (["evaluate", "nowhere", "--env", "Acrobat-v1"], "Did you mean 'Acrobot-v1'"),
         (["export", "nowhere", "--best", "--to", "out"], "--best asks for a run folder"),
-        (["play-exported", "nowhere", "--env", "CartPole-v1"], "'nowhere' does not exist"),
+        (["play-exported", "nowhere", "--env", "CartPole-v1"], "nowhere) does not exist"),
         (
             ["play-exported", ".", "--env", "CartPole-v1"],
             "must hold one ONNX export, model.onnx with its policy_spec.json, but has none",

@@ -80,7 +80,6 @@ def test_agents_tell_the_memory_and_what_their_last_actions_came_with():
     assert Notes.compared == 3 * 2 * (7 + 4)
 
 
-@pytest.mark.core
 def test_an_episode_tells_what_was_before_the_last_step():
     seen = []
 

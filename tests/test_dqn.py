@@ -382,7 +382,6 @@ def test_graph_mode_computes_the_same():
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.core
 def test_it_keeps_the_contract_of_policies():
     check_policy(dqn(), exports=False)
 

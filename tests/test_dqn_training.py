@@ -94,7 +94,6 @@ def test_the_buffer_keeps_what_the_loss_reads():
     assert (len(buffer), buffer.num_added) == (64, 132)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("n_step", [1, 2, 4])
 def test_replayed_rows_are_true_transitions(n_step):
     algorithm = tiny(n_step=n_step, gamma=0.5).build()

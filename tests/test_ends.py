@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,14 @@ def goes_on(run: RunFolder, errors: str, done: int) -> None:
     assert command[-3:] == [ENV, "--resume", f"runs/{run.path.name}"]
     assert main([*command[command.index("train") :], "--steps", str(BATCH * (done + 2))]) == 0
     assert iterations(run) == [*range(1, done + 3)]
+
+
+@pytest.fixture(autouse=True)
+def _heeds_hangups() -> Iterator[None]:
+    """Under `nohup` this process ignores SIGHUP, and so would those that it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def program(code: str, *words: str, **settings: object) -> "subprocess.Popen[str]":

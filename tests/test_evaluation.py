@@ -135,7 +135,6 @@ def test_a_duration_function_decides_how_much_remains():
     assert np.isnan(nothing["episode_reward_mean"])
 
 
-@pytest.mark.core
 def test_evaluating_changes_nothing_about_training():
     quiet = config().build()
     busy = config(evaluation_interval=1, evaluation_duration=3).build()

@@ -531,7 +531,6 @@ def places_in(tree, path=()):
             yield from places_in(value, (*path, key))
 
 
-@pytest.mark.core
 def test_whatever_stands_in_a_spec_the_client_runs_or_refuses_it(cartpole, tmp_path):
     _, folder, _ = cartpole
     shutil.copytree(folder / "onnx", tmp_path / "onnx")

@@ -93,7 +93,6 @@ def test_real_numbers_may_lie_outside_of_their_bounds():
         )
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("cls", [DQNTF2Policy, SACTF2Policy])
 def test_rows_without_weights_weigh_alike(cls):
     batch = tiny.batch_for(tiny.make(cls), 6)

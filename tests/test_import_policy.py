@@ -302,7 +302,7 @@ def test_an_onnx_file_has_its_own_operators_and_weights_alone(tmp_path):
     (tmp_path / "outside.onnx").write_bytes(model.SerializeToString())
     (tmp_path / "damaged.onnx").write_bytes(b"\x08\x07" * 9)
     named = [("domain", "com.example"), ("hidden", "com.microsoft")]
-    for name, words in (*named, ("outside", "other files"), ("damaged", ".")):
+    for name, words in (*named, ("outside", "another file, .*no name"), ("damaged", ".")):
         with pytest.raises(ModelImportError, match=words):
             import_policy(tmp_path / f"{name}.onnx", **POLE)
 

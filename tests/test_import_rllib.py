@@ -383,7 +383,6 @@ def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [

@@ -174,7 +174,6 @@ def test_episodes_whose_infos_wait_begin_anew_after_a_restore():
     assert (reading.sampler.get_state() is None) == waits
 
 
-@pytest.mark.core
 def test_postprocessing_reads_infos_also_where_it_is_tried_on_zeros():
     class Own(PPOTF2Policy):
         def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):

@@ -111,6 +111,18 @@ def test_a_truncated_file_is_refused(files, kind, tmp_path):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("name", ["a/" * 33 + "w", "a" * 1025])
+def test_names_of_weights_without_end_are_refused(name, tmp_path):
+    def write(file):
+        file.attrs["layer_names"] = np.asarray([b"one"])
+        file.create_group("one").attrs["weight_names"] = np.asarray([name.encode()])
+        file["one"][name] = np.float32(1)
+
+    with pytest.raises(ModelImportError, match="nested deeper than 32, or have long names"):
+        read_keras_weights(hdf5(tmp_path / "x", write))
+
+
+@pytest.mark.core
 def test_folders_and_other_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("weights")
     np.savez(tmp_path / "x.npz", a=np.ones(2))

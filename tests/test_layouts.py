@@ -199,7 +199,6 @@ def test_the_settings_for_mlserver_describe_the_file_that_its_runtime_runs(
             assert tensor["datatype"].replace("FP", "FLOAT") == kind.upper()
 
 
-@pytest.mark.core
 def test_the_runtime_for_mlserver_imports_neither_tensorflow_nor_this_package(mixed, tmp_path):
     mixed.export_model(tmp_path, layout="mlserver")
     tree = ast.parse((tmp_path / "policy_runtime.py").read_text())
@@ -212,7 +211,6 @@ def test_the_runtime_for_mlserver_imports_neither_tensorflow_nor_this_package(mi
     assert names == {"__future__", "pathlib", "numpy", "onnxruntime", "mlserver"}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("policy", ["mixed", "recurrent"])
 def test_a_service_of_kserve_runs_the_repository_beside_it_on_triton(policy, tmp_path, request):
     result = request.getfixturevalue(policy).export_model(tmp_path / "Arm_2", layout="kserve")
@@ -230,7 +228,6 @@ def content_of(folder):
     return {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_policy_that_cannot_be_exported_leaves_the_folder_as_it_was(layout, tmp_path):
     diverged = tiny.make()

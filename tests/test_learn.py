@@ -63,7 +63,7 @@ def test_learning_in_python_leaves_what_the_command_leaves(
     algorithm = build()
     learned = algorithm.learn(3 * BATCH, run_dir="mine", progress=False, keep_best=True)
 
-    assert (learned.ended_by, learned.run_dir) == ("steps", Path("mine"))
+    assert (learned.ended_by, learned.run_dir) == ("steps", tmp_path / "mine")
     assert learned.result["training_iteration"] == 3
     assert {path.name for path in Path("mine").iterdir()} == {x.name for x in by_command.iterdir()}
     mine, theirs = (read_progress(run / "progress.csv") for run in (Path("mine"), by_command))

@@ -1,5 +1,7 @@
 """The catalogue's models without memory: layers, shapes, numbers of weights, fresh values."""
 
+import re
+
 import keras
 import numpy as np
 import onnxruntime
@@ -221,6 +223,43 @@ def test_a_board_that_is_flattened_is_told_once_and_not_if_that_was_asked_for(ca
     (record,) = caplog.records
     assert "'obs' of shape (5, 8, 2) is flattened" in record.getMessage()
     assert "'conv_filters': [[256, [5, 8], 1]]" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "advice"),
+    [
+        ((4, 16, 16, 1), np.uint8, r"stay from 0 to 255: .* Join .* as the connector FrameStack"),
+        ((2, 12, 12, 3), np.float32, r"Join stacked frames along the channels"),
+        ((12, 14), np.uint8, r"Add an axis of channels, as the connector FrameStack\(1\) does"),
+        ((6, 16, 1), np.uint8, r"For convolutions give model=\{'conv_filters': \[\[16, 4, 2\]"),
+    ],
+)
+def test_an_image_that_no_convolution_takes_is_named_in_one_line(shape, dtype, advice, caplog):
+    caplog.set_level("WARNING", "tfpolicies")
+    box = spaces.Box(0, 255, shape, dtype)
+    model_of(box, conv_filters=[])
+    assert not caplog.records
+    for _ in range(2):
+        assert shapes_of(model_of(box, fcnet_hiddens=[5]))["fc_1"] == (np.prod(shape), 5)
+    (record,) = caplog.records
+    assert record.message.startswith(f"'obs' of shape {shape} is flattened")
+    assert re.search(advice, record.message)
+
+
+def test_filters_that_no_part_of_the_observation_takes_are_named(caplog):
+    caplog.set_level("WARNING", "tfpolicies")
+    model_of(spaces.Box(0, 255, (3, 11, 11, 1), np.uint8), conv_filters=[[4, 3, 1]])
+    (record,) = caplog.records
+    assert "'obs' of shape (3, 11, 11, 1) is flattened" in record.message
+
+
+def test_boxes_that_are_no_images_get_no_line(caplog):
+    caplog.set_level("INFO", "tfpolicies")
+    for shape, dtype in (((4, 4), np.float32), ((84, 84), np.float32), ((4, 4), np.uint8)):
+        model_of(spaces.Box(0, 1, shape, dtype))
+    model_of(spaces.Box(0, 255, (128,), np.uint8))
+    model_of(spaces.MultiBinary((2, 3, 4)))
+    assert not caplog.records
 
 
 def test_a_last_kernel_larger_than_what_is_left_is_refused():

@@ -12,6 +12,7 @@ import tfpolicies.compat  # noqa: F401 - which knows names of ported code
 from tfpolicies import PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import BatchError, ConfigError, RetraceError
 from tfpolicies.program.devices import learner_device
+from tfpolicies.system import gpus
 
 RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx"])
 
@@ -290,6 +291,7 @@ def test_a_gpu_is_used_if_it_is_wanted_and_there(caplog):
         "/gpu:0",
     ]
     with caplog.at_level(logging.WARNING, "tfpolicies"):
+        gpus.warn_without_gpu.cache_clear()
         assert learner_device(1, 0) == "/cpu:0"
     assert "num_gpus=1, but there is no GPU" in caplog.text
     with pytest.raises(ConfigError, match="num_gpus must be 0 or 1"):

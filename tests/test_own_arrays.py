@@ -39,7 +39,6 @@ def test_a_session_gives_each_action_in_an_array_of_its_own(inference):
     assert all(action.flags.writeable for action in actions)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("actions", [tiny.TWO, tiny.PLANE, NESTED], ids=["one", "Box", "nested"])

@@ -72,7 +72,6 @@ def everything(policy):
     return state
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pickled_policy_is_equal_to_the_last_number(kind):
     policy = used(KINDS[kind]())

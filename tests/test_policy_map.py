@@ -679,7 +679,6 @@ def test_a_creator_of_a_session_elsewhere_is_refused():
 # -- populations ----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_has_everything_but_the_generator(kind):
     policy_class, config = KINDS[kind]

@@ -66,7 +66,6 @@ def acting(policy, folder):
     make(inference="onnx", model={"fcnet_hiddens": [3, 2]}).compute_actions(rows_of(OBS, 2))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("convert", [saved_model, onnx_file, failing_export, acting])
 @pytest.mark.parametrize("level", [logging.WARNING, logging.DEBUG])
 def test_conversions_leave_logging_warnings_and_the_environment_as_they_were(

@@ -255,7 +255,6 @@ def test_each_row_acts_with_noise_of_its_own_and_greedily_with_the_mean():
     np.testing.assert_allclose(found, mean, atol=1e-6)
 
 
-@pytest.mark.core
 def test_noise_is_the_policys_own_so_that_a_seed_repeats_and_learning_draws_anew():
     one, other = rainbow(seed=3), rainbow(seed=3)
     batch = transitions(one)

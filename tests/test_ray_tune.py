@@ -78,6 +78,22 @@ def test_an_algorithm_is_a_trainable_by_name_or_class_as_ported_scripts_give_it(
         assert result.metrics["counters"].get("mine") == mine
 
 
+def test_a_trial_that_was_perturbed_learns_with_its_new_numbers(tmp_path):
+    """Population-based training gives a trial another one's checkpoint and numbers of its own."""
+    trainable = tune_trainable(CONFIG)
+    best = trainable({"lr": 0.5, "gamma": 0.75})
+    best.step()
+    best.save_checkpoint(str(tmp_path))
+    perturbed = trainable({"lr": 0.0625, "gamma": 0.5})
+    perturbed.load_checkpoint(str(tmp_path))
+    stats = perturbed.step()["info"]["learner"]["default_policy"]["learner_stats"]
+    policy = perturbed.algorithm.get_policy()
+    assert (stats["cur_lr"], policy.hyper("gamma"), policy.config["gamma"]) == (0.0625, 0.5, 0.5)
+    assert perturbed.algorithm.iteration == 2
+    for each in (best, perturbed):
+        each.cleanup()
+
+
 def test_search_spaces_of_tune_in_a_config_go_to_tune():
     tune = pytest.importorskip("ray.tune")
 

@@ -141,7 +141,6 @@ def test_with_critics_first_the_actor_learns_from_the_updated_ones():
     assert found["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
 
 
-@pytest.mark.core
 def test_forbidden_actions_have_no_part_in_the_means():
     policy = shaken(discrete(MASKED))
     batch = transitions(policy, 4)

@@ -103,7 +103,6 @@ def test_a_thousand_steps_that_act_and_learn_read_nothing_back(inference, monkey
     algorithm.stop()
 
 
-@pytest.mark.core
 def test_the_buffer_keeps_what_the_loss_reads_and_updates_run_in_one_call():
     algorithm = tiny(training_intensity=4).build()
     result = algorithm.train()

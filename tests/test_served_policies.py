@@ -102,7 +102,6 @@ def test_what_is_not_trained_or_the_users_own_passes(other, trained, algo_class)
     algorithm.stop()
 
 
-@pytest.mark.core
 def test_a_function_that_says_what_is_trained_is_asked_at_the_first_update():
     def trained(policy_id, batch=None):
         return True

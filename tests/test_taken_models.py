@@ -136,3 +136,20 @@ def test_what_gives_other_numbers_each_time_is_taken():
 
     policy = policy_of(keras.Sequential([Drawing(), keras.layers.Dense(2)]))
     assert policy.compute_actions(TWELVE).actions.shape == (1,)
+
+
+@pytest.mark.core
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+@pytest.mark.parametrize("file", ["model.keras", "model.weights.h5", "model.h5"])
+@pytest.mark.parametrize("mode", ["tf", "onnx", "graph"])
+def test_an_imported_normalization_normalises(mode, file, tmp_path):
+    trained = normalizing("sequential")
+    (trained.save_weights if ".weights" in file else trained.save)(tmp_path / file)
+    scaled, dense = keras.layers.Normalization(), keras.layers.Dense(2, use_bias=False)
+    scaled.adapt(np.float32([[-1], [1]]))
+    policy = policy_of(keras.Sequential([keras.Input((1,)), scaled, dense]), mode)
+    assert outputs(policy) != RIGHT
+    policy.import_model_from_h5(tmp_path / file)
+    assert outputs(policy) == RIGHT
+    assert np.asarray(policy.to_keras()(TWELVE)[0]).tolist() == RIGHT

@@ -2,7 +2,11 @@
 
 import itertools
 import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,8 +19,8 @@ from tiny import OBS, assert_close, assert_equal, batch_for, make
 from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy
 from tfpolicies.policy.checkpoints import POLICY_MANIFEST
 from tfpolicies.program.pace import Pace
-from tfpolicies.program.runtimes import function
-from tfpolicies.program.update_forms import Form
+from tfpolicies.program.runtimes import function, runtime
+from tfpolicies.program.update_forms import Form, Work, form_of
 from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.testing import random_batch
 
@@ -206,19 +210,19 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
     policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
     before = policy.get_state()
     policy.learning.prepare()
-    call, release = function.Traced.__call__, threading.Event()
+    call, release = function.Traced.rehearse, threading.Event()
 
     def interrupts(self, *inputs):
-        if threading.current_thread() is not threading.main_thread() and not release.is_set():
+        if not release.is_set():
             signal.raise_signal(signal.SIGINT)  # in the main thread, which waits
             release.wait(60)
         return call(self, *inputs)
 
-    monkeypatch.setattr(function.Traced, "__call__", interrupts)
+    monkeypatch.setattr(function.Traced, "rehearse", interrupts)
     with pytest.raises(KeyboardInterrupt):
         policy.learn_epochs(batch, 2, 4)
     assert_equal(before["weights"], policy.get_weights())
-    release.set()  # only now does what was left behind update the variables
+    release.set()  # only now does the call that was interrupted run
     for each in (policy, twin):
         each.learn_epochs(batch, 2, 4)
     assert_equal(policy.get_weights(), twin.get_weights())
@@ -227,20 +231,17 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
 
 def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(monkeypatch):
     policy = make(jit_compile=True, lr=0.01, model={"fcnet_hiddens": [6]})
-    threads, call = [], function.Traced.__call__
+    threads, call = [], function.Traced.rehearse
 
     def watched(self, *inputs):
         threads.append(threading.current_thread())
         return call(self, *inputs)
 
-    monkeypatch.setattr(function.Traced, "__call__", watched)
+    monkeypatch.setattr(function.Traced, "rehearse", watched)
     policy.learning.warm_up(16, 2, 4)
-    compiling = [thread for thread in threads if thread is not threading.main_thread()]
-    assert compiling
-    assert all(thread.daemon for thread in compiling)
-    threads.clear()
+    assert [thread.daemon for thread in threads] == [True]
     policy.learn_epochs(batch_for(policy, 16), 2, 4)
-    assert set(threads) == {threading.main_thread()}
+    assert len(threads) == 1
 
 
 def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now():
@@ -248,11 +249,132 @@ def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now()
     graph = function.Traced(
         lambda x, y: {"sum": weight * x["b"] + x["a"], "last": y},
         [{"b": number, "a": number}, number],
+        "/cpu:0",
     )
     given = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
     assert graph(*given) == {"sum": 21.0, "last": 5.0}
     weight.assign(3.0)
     assert graph(*given) == {"sum": 31.0, "last": 5.0}
+
+
+# -- forms that fail or take long -------------------------------------------------------------
+
+GIVE_WAY = [
+    "learning is compiled step by step, for XLA cannot compile its loop: ",
+    "learning runs without XLA, which cannot compile it: ",
+]
+
+
+def fails(self, *inputs):
+    raise tf.errors.InternalError(None, None, "Autotuner could not find any supported configs")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("jit", ["auto", True])
+def test_a_form_that_cannot_be_compiled_gives_way_to_the_next(monkeypatch, caplog, jit):
+    own = {"lr": 0.01, "model": {"fcnet_hiddens": [8]}}
+    policy, plain = make(jit_compile=jit, **own), make(**own)
+    batch = batch_for(plain, 8)
+    monkeypatch.setattr(function.Traced, "rehearse", fails)
+    for _ in range(2):
+        assert policy.learn_epochs(batch, 2, 4)["num_agent_steps_trained"] == 8
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"{line}Autotuner could not find any supported configs" for line in GIVE_WAY]
+    assert policy.program.updates.form is Form.PLAIN
+    for _ in range(2):
+        plain.learn_epochs(batch, 2, 4)
+    assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
+    assert policy.num_grad_updates == plain.num_grad_updates
+
+
+@pytest.mark.core
+def test_a_form_that_takes_long_gives_way_and_its_late_end_changes_nothing(monkeypatch, caplog):
+    own = {"lr": 0.01, "model": {"fcnet_hiddens": [7]}}
+    policy, plain = make(jit_compile="auto", **own), make(**own)
+    batch, release, ends = batch_for(plain, 8), threading.Event(), []
+    call = function.Traced.rehearse
+
+    def slow(self, *inputs):
+        release.wait(60)
+        call(self, *inputs)
+        ends.append(self)
+
+    monkeypatch.setattr(function.Traced, "rehearse", slow)
+    monkeypatch.setattr(runtime, "COMPILE_SECONDS", 0.1)
+    policy.learn_epochs(batch, 2, 4)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"{line}it took longer than 0.1 s" for line in GIVE_WAY]
+    release.set()
+    while len(ends) < 2:  # both forms end, on variables of their own
+        time.sleep(0.05)
+    policy.learn_epochs(batch, 2, 4)
+    for _ in range(2):
+        plain.learn_epochs(batch, 2, 4)
+    assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
+
+
+def test_a_session_whose_form_takes_long_gives_way_too(monkeypatch, caplog):
+    own = {"lr": 0.01, "model": {"fcnet_hiddens": [7]}}
+    policy, plain = (make(PPOTF1Policy, jit_compile=jit, **own) for jit in (True, False))
+    batch, began = batch_for(plain, 8), []
+
+    def run(self, key, call, meanwhile):
+        if key is None:
+            return False
+        began.append(call)
+        raise runtime.NotCompiledError("it took longer than 60 s")
+
+    monkeypatch.setattr(runtime.Rehearsals, "run", run)
+    policy.learn_epochs(batch, 2, 4)
+    for call in began:
+        call()  # late
+    for _ in range(2):
+        plain.learn_epochs(batch, 2, 4)
+    policy.learn_epochs(batch, 2, 4)
+    assert len(caplog.records) == 2
+    assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
+
+
+def test_a_process_ends_while_xla_compiles():
+    code = """
+import sys, time
+sys.path.insert(0, "tests")
+from tiny import batch_for, make
+from tfpolicies.program.runtimes import function, runtime
+
+runtime.COMPILE_SECONDS = 0.1
+function.Traced.rehearse = lambda self, *inputs: time.sleep(600)
+policy = make(jit_compile="auto")
+policy.learn_epochs(batch_for(policy, 8), 2, 4)
+print("learned", policy.num_grad_updates)
+"""
+    command, folder = [sys.executable, "-c", code], Path(__file__).parent.parent
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, check=False, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, "learned 4\n")
+
+
+def work(**more):
+    nothing = {"convolves": False, "remembers": False, "branches": False}
+    return Work(**{**nothing, "operations": 100, "weights": 10_000_000, **more})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("step", "form"),
+    [
+        (work(), Form.LOOP),
+        (work(remembers=True), Form.LOOP),
+        (work(convolves=True), Form.PLAIN),
+        (work(convolves=True, remembers=True), Form.PLAIN),
+        (work(operations=20_000), Form.PLAIN),
+    ],
+)
+def test_on_a_gpu_only_convolutions_and_unrolled_recurrences_are_plain(step, form):
+    assert form_of(step, may_be_plain=True, on_cpu=False) is form
+    wanted = Form.STEP if form is Form.PLAIN else form
+    assert form_of(step, may_be_plain=False, on_cpu=False) is wanted
 
 
 # -- checkpoints ------------------------------------------------------------------------------

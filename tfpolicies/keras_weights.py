@@ -88,7 +88,20 @@ def place_of(path: str) -> Place:
             parts[i] = split_number(parts[i])[0]
     inner = len(parts) - parts[::-1].index("layers") if "layers" in parts else 0
     class_name = parts[inner] if 0 < inner < len(parts) else None
-    return Place("/".join(parts), "/".join(parts[inner:]), class_name)
+    role = without_underscores("/".join(parts[inner:]))
+    return Place("/".join(parts), role, class_name)
+
+
+def without_underscores(path: str) -> str:
+    """Returns a path without the underscores that its parts begin with.
+
+    Keras 3 saves an attribute that a property shows under the name of the property, and Keras 2
+    under its own.
+
+    >>> without_underscores("layers/multi_head_attention/_query_dense")
+    'layers/multi_head_attention/query_dense'
+    """
+    return "/".join(part.lstrip("_") for part in path.split("/"))
 
 
 def split_number(name: str) -> tuple[str, int]:

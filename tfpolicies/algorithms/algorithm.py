@@ -58,6 +58,7 @@ from tfpolicies.rollout.roster import as_predicate
 from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
+from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
 
@@ -975,7 +976,7 @@ class Algorithm:
             CheckpointError: if it cannot be written.
             ExportError: if a SavedModel cannot be written; the checkpoint is there.
         """
-        folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
+        folder = resolve_path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
         record = checkpoints.record_of(self, policy_states)
         record.write(folder)
         if self.config.export_native_model_files:
@@ -1009,6 +1010,10 @@ class Algorithm:
     ) -> None:
         """Puts this algorithm into the state of a checkpoint.
 
+        Hyperparameters and schedules for which this algorithm's config differs from that of the
+        checkpoint are those of this algorithm's config, and one line of the log names them; all
+        others are the checkpoint's. So a trial that Ray Tune perturbs trains with its new values.
+
         Args:
             checkpoint_path: the folder, or what `save` returned.
             allow_other_spaces: see `from_checkpoint`.
@@ -1020,8 +1025,9 @@ class Algorithm:
             CheckpointError: if it is missing, damaged, foreign, not finite or does not fit; nothing
                 is changed then. The message names the file and the reason.
         """
-        folder = path_of(checkpoint_path)
-        stored = StoredAlgorithm.read(folder)
+        written = path_of(checkpoint_path)
+        folder = resolve_path(written)
+        stored = StoredAlgorithm.read(written)
         stored.require_finite(allow=allow_non_finite)
         with limit_work(model_work_limit):
             stored.restore(self, allow_other_spaces=allow_other_spaces)
@@ -1052,7 +1058,8 @@ class Algorithm:
             policy_mapping_fn: which policy acts for which agent; None for what was saved.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
                 for what was saved.
-            config: settings that replace stored ones, and those that a file cannot hold (an
+            config: settings that replace stored ones, hyperparameters and schedules among them (a
+                number also replaces its stored schedule), and those that a file cannot hold (an
                 environment class or a model of your own) or must not choose (what is imported: an
                 environment "my.module:Env", which may be given as this text).
             allow_other_spaces: take an environment whose spaces have other dtypes, or other action
@@ -1074,10 +1081,11 @@ class Algorithm:
                 Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        folder = path_of(checkpoint)
+        written = path_of(checkpoint)
+        folder = resolve_path(written)
         functions = messages.Roster(policy_mapping_fn, policies_to_train)
         given = checkpoints.given_again(checkpoint, functions, config)
-        algorithm: Algorithm = StoredAlgorithm.read(folder, policy_ids, *given).algorithm(
+        algorithm: Algorithm = StoredAlgorithm.read(written, policy_ids, *given).algorithm(
             cls,
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,
@@ -1143,12 +1151,15 @@ class Algorithm:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Restores what `__getstate__` returned, here and in remote workers.
 
+        Hyperparameters for which the configs differ are those of this algorithm; see `restore`.
+
         Raises:
             KeyError: if a part is missing; nothing is changed then.
             WeightsError: if the state of a policy does not fit; likewise.
             CheckpointError: if what a subclass keeps does not fit; likewise.
         """
         worker, iteration = state["worker"], int(state["training_iteration"])
+        worker = checkpoints.with_configured_numbers(self.worker, worker)
         counters, before = dict(state["counters"]), self.worker.get_state()
         self.worker.set_state(worker)
         try:

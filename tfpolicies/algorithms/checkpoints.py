@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 from collections import Counter
@@ -48,6 +49,7 @@ from tfpolicies.policy.checkpoints import (
     policies_in,
     policy_part,
     set_stored_state,
+    with_configured_hyperparameters,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.storage.array_places import take_arrays
@@ -63,6 +65,8 @@ from tfpolicies.storage.json_values import Missing, decode_value, encode_value, 
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import Place, admitted
 from tfpolicies.storage.segments import Segment
+
+logger = logging.getLogger(__name__)
 
 
 class SavedPath(str):
@@ -285,15 +289,22 @@ def given_again(
     Args:
         checkpoint: a path, or what `Algorithm.save` returned.
         functions: given by the caller; None for those that are not.
-        overrides: likewise.
+        overrides: likewise; functions may be among them.
     """
+    settings = dict(overrides or {})
+    named = {name: settings.pop(name, None) for name in Roster._fields}
     found = getattr(checkpoint, "checkpoint", checkpoint)
     path = getattr(found, "path", found)
+    functions = _first_given(functions, Roster(**named))
     if not isinstance(path, SavedPath):
-        return functions, dict(overrides or {})
-    pairs = zip(functions, path.functions, strict=True)
-    known = (own if own is not None else kept for own, kept in pairs)
-    return Roster(*known), {**path.settings, **(overrides or {})}
+        return functions, settings
+    return _first_given(functions, path.functions), {**path.settings, **settings}
+
+
+def _first_given(chosen: Roster, otherwise: Roster) -> Roster:
+    """Returns the functions of one roster, and of another one where it has None."""
+    pairs = zip(chosen, otherwise, strict=True)
+    return Roster(*(other if own is None else own for own, other in pairs))
 
 
 class Unheld(NamedTuple):
@@ -327,12 +338,15 @@ class StoredAlgorithm:
 
     @classmethod
     def read(
-        cls, folder: Path, policy_ids: Collection[str] | None = None, *instead: Any
+        cls,
+        folder: str | os.PathLike[str],
+        policy_ids: Collection[str] | None = None,
+        *instead: Any,
     ) -> StoredAlgorithm:
         """Reads and checks a checkpoint.
 
         Args:
-            folder: where it is.
+            folder: where it is, as the caller wrote it.
             policy_ids: only these policies; None for all.
             *instead: `given` and `overrides`.
 
@@ -342,7 +356,7 @@ class StoredAlgorithm:
         """
         chosen = None if policy_ids is None else list(policy_ids)
         found = read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=chosen)
-        return cls(found, repr(str(folder)), *instead)
+        return cls(found, repr(os.fspath(folder)), *instead)
 
     def policies(self, classes: Sequence[type] = ()) -> dict[str, StoredPolicy]:
         """Returns the policies by id, which may be of these classes outside this package."""
@@ -494,8 +508,8 @@ class StoredAlgorithm:
         """Returns a new algorithm of the stored config, with the policies there are."""
         config = self._config(kind)
         if config.is_multi_agent():  # else those beside the only one are added when restoring
-            specs = self._specs(config)
-            config.multi_agent(policies=specs, policies_to_train=None)  # the roster comes later
+            trained = self.roster().policies_to_train
+            config.multi_agent(policies=self._specs(config), policies_to_train=trained)
         try:
             return kind(config)
         except CheckpointError:
@@ -546,10 +560,11 @@ class StoredAlgorithm:
         return dataclasses.replace(found, config=own)
 
     def _given_again(self, stored: StoredPolicy, config: Any) -> StoredPolicy:
-        """Returns a policy that has again what no file holds, where its algorithm has the same.
+        """Returns a policy that has what its algorithm has, where the stored ones had the same.
 
-        A policy that was added to an algorithm has a config of its own, with the algorithm's
-        callbacks or model among it; those that the algorithm is given again are the policy's, too.
+        A policy that was added to an algorithm has a config of its own, a copy of the algorithm's
+        in most. So what no file holds, such as callbacks or a model, is given to both; and numbers
+        that the algorithm has others of by now are the policy's, too.
 
         Args:
             stored: the policy.
@@ -557,8 +572,9 @@ class StoredAlgorithm:
         """
         records = [_dict_in(x.checkpoint.manifest, "config") for x in (stored, self)]
         own, common = (_dict_in(record, "settings") for record in records)
-        given = {name: config[name] for name in _unheld_alike(own, common) if name in config}
-        model = _unheld_alike(_dict_in(own, "model"), _dict_in(common, "model"))
+        names = [*_unheld(own, common), *self._changed(stored, own, common, config)]
+        given = {name: config[name] for name in names if name in config}
+        model = _unheld(_dict_in(own, "model"), _dict_in(common, "model"))
         again = {name: config["model"][name] for name in model if name in config["model"]}
         models = [record.get("keras") for record in records]
         if models[0] is not None and models[0] == models[1]:
@@ -566,6 +582,23 @@ class StoredAlgorithm:
         if again:
             given["model"] = again
         return dataclasses.replace(stored, overrides=given, unneeded=())
+
+    def _changed(
+        self,
+        stored: StoredPolicy,
+        own: Mapping[str, Any],
+        common: Mapping[str, Any],
+        config: Any,
+    ) -> list[str]:
+        """Returns which settings of a policy its algorithm, which had the same, has others of.
+
+        Only hyperparameters, their schedules, and settings that the caller named are compared.
+        """
+        numbers = getattr(stored.policy_class(), "hyperparameters", ())
+        names = {*numbers, *(f"{name}_schedule" for name in numbers), *(self.overrides or ())}
+        same = [x for x in sorted(names - {"model"} & own.keys()) if x in _alike(own, common)]
+        before = decode_settings({name: own[name] for name in same})
+        return [x for x in same if x in config and not is_equal(config[x], before[x])]
 
     def _require_trained_environment(self, config: Any) -> None:
         """Checks that the environment of a config is one that the policy is for.
@@ -610,7 +643,7 @@ class StoredAlgorithm:
         }
         with self._reading():
             there = {pid: worker.get_policy(pid) for pid in stored.keys() - new.keys()}
-            states = {pid: stored[pid].state_for(policy) for pid, policy in there.items()}
+            states = {pid: stored[pid].state_for(x, self.overrides) for pid, x in there.items()}
             trained = {pid: stored[pid].spaces for pid in there}
             run, roster = run_state(self.checkpoint), self.roster(otherwise=roster_of(worker))
             require_mapping_fn(roster.policy_mapping_fn)
@@ -623,6 +656,13 @@ class StoredAlgorithm:
                 allow_other=allow_other_spaces,
             )
             check_stored_state(policy, states[pid])
+        numbers = {name for pid in there for name in _replaced(stored[pid].state, states[pid])}
+        if numbers:
+            logger.info(
+                "%s: %s of the config hold, not those of the checkpoint.",
+                type(algorithm).__name__,
+                ", ".join(sorted(numbers)),
+            )
         algorithm.set_extra_state(run.extra)
         for pid, policy in new.items():
             algorithm.add_policy(pid, policy=policy)
@@ -645,7 +685,36 @@ def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _unheld_alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+def with_configured_numbers(worker: Any, state: Any) -> Any:
+    """Returns a worker's state with the hyperparameters that its policies' configs have others of.
+
+    Args:
+        worker: the worker that the state is for.
+        state: as `RolloutWorker.get_state` returns it; a malformed one is returned as it is.
+    """
+    policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
+    if not isinstance(policy_states, Mapping):
+        return state
+    changed = dict(policy_states)
+    for pid, each in policy_states.items():
+        spec = each.get("policy_spec") if isinstance(each, Mapping) else None
+        if pid in worker.policy_map and isinstance(spec, Mapping):
+            policy = worker.policy_map.handle(pid)
+            changed[pid] = with_configured_hyperparameters(policy, each, spec.get("config") or {})
+    return {**state, "policy_states": changed}
+
+
+def _replaced(stored: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Returns the names of hyperparameters that differ between two states."""
+    before, now = (x.get("hyperparameters") or {} for x in (stored, state))
+    return [name for name, value in now.items() if before.get(name) != value]
+
+
+def _alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Returns the names under which both have the same."""
+    return [name for name, value in own.items() if name in stored and stored[name] == value]
+
+
+def _unheld(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
     """Returns the names under which both have the same that a file cannot hold."""
-    same = [name for name, value in own.items() if name in stored and stored[name] == value]
-    return [name for name in same if find_missing(decode_settings({name: own[name]}))]
+    return [x for x in _alike(own, stored) if find_missing(decode_settings({x: own[x]}))]

@@ -59,6 +59,7 @@ from tfpolicies.exploration.parameter_noise import ParameterNoise
 from tfpolicies.models.defaults import COUNTS
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues, DuelingValues
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.network import ModelSource, NetworkInputs, q_model_source
 from tfpolicies.models.ports import NOISE
@@ -180,6 +181,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         """Returns the action values, `q_values` `[N, n]`."""
         return {"q_values": self.dist_inputs}
 
+    @ensure_eager()
     def compute_td_error(
         self,
         obs_t: Any,

@@ -20,12 +20,13 @@ from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
 from tfpolicies.config.idioms import keras_callback_hint
 from tfpolicies.config.stored_config import encode_config
-from tfpolicies.errors import CheckpointError, NonFiniteError, UsageError
+from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_row import as_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
+from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
 
@@ -45,7 +46,7 @@ class Learned(NamedTuple):
 
     result: dict[str, Any]  # of the last iteration, as `train` gives it; empty if none was needed
     ended_by: str  # "steps", "target" or "callback"
-    run_dir: Path | None  # where the run lies
+    run_dir: Path | None  # of the run, absolute
 
     def __repr__(self) -> str:
         """Says how it ended in one line; the result alone fills pages."""
@@ -69,8 +70,9 @@ def learn(
     callbacks: Any,
 ) -> Learned:
     """Does what `Algorithm.learn` says."""
+    folder = None if run_dir is None else resolve_path(run_dir)  # environments may leave this one
     goals = _checked(goals, algorithm)
-    if goals.record_every and run_dir is None:
+    if goals.record_every and folder is None:
         raise UsageError("record_every needs a run_dir: videos go into its folder `videos`.")
     if goals.record_every:
         require_pictures(Scene(algorithm))
@@ -82,10 +84,10 @@ def learn(
         if told:
             algorithm.callbacks = joined_callbacks([algorithm.callbacks, *told])
         run = None
-        if run_dir is not None:
-            run = closing.enter_context(_held(Path(run_dir), type(algorithm).__name__))
+        if folder is not None:
+            run = closing.enter_context(_held(folder, type(algorithm).__name__))
             _go_on(algorithm, run)
-            algorithm.run_dir = run.path.absolute()
+            algorithm.run_dir = run.path
         if console is not None and run is not None and algorithm.iteration > iteration:
             goes_on = f"Training goes on in {run.path} after iteration {algorithm.iteration}."
             console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
@@ -176,7 +178,7 @@ def _go_on(algorithm: Any, run: RunFolder) -> None:
         _require_same_settings(algorithm, manifest, run)
         algorithm.restore(run.latest, allow_non_finite=algorithm.config.on_nan == "warn")
         return
-    is_its_own = algorithm.run_dir == run.path.absolute()
+    is_its_own = algorithm.run_dir == run.path
     if is_its_own and stored["iteration"] <= algorithm.iteration:
         return
     if any(stored[key] != own[key] for key in ("iteration", "time_total_s")):
@@ -205,6 +207,7 @@ def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: Run
         for name in {*stored, *own}
         if own.get(name) not in (stored.get(name), _filled(stored.get(name), defaults.get(name)))
     }
+    names = {name for name in names if own.get(name) != _as_kept_now(algorithm, name, stored)}
     differing = sorted(names.difference(_RESOLVED))
     if differing:
         shown = ", ".join(
@@ -223,6 +226,14 @@ def _filled(stored: Any, default: Any) -> Any:
     """Returns a stored setting; a dict with what its default has besides."""
     are_dicts = isinstance(stored, dict) and isinstance(default, dict)
     return {**default, **stored} if are_dicts else stored
+
+
+def _as_kept_now(algorithm: Any, name: str, stored: Mapping[str, Any]) -> Any:
+    """Returns a stored setting as configs keep it today, such as a relative folder as absolute."""
+    with contextlib.suppress(ConfigError):
+        config = algorithm.get_default_config().update_from_dict({name: stored[name]})
+        return _as_stored(config)[name]
+    return stored.get(name)
 
 
 def _as_stored(config: Any) -> dict[str, Any]:

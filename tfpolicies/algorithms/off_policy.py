@@ -47,6 +47,7 @@ from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
 from tfpolicies.replay.room import check_room
 from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, is_one_of, one_of
+from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
 
@@ -464,12 +465,15 @@ def _by_priorities(config: Mapping[str, Any]) -> bool:
 
 
 def _by_name(config: Any) -> Any:
-    """Returns a buffer's config as text: a class of this package, or its path, by its name."""
+    """Returns a buffer's config as text: a class of this package, or its path, by its name.
+
+    The folder of its files is absolute. One that is not there stays as written, to be refused.
+    """
     if not isinstance(config, Mapping):
         return config
     kind, folder = config.get("type"), config.get("storage_path")
-    if isinstance(folder, os.PathLike):
-        config = {**config, "storage_path": os.fspath(folder)}
+    if isinstance(folder, str | os.PathLike) and (path := resolve_path(folder)).is_dir():
+        config = {**config, "storage_path": str(path)}
     if isinstance(kind, type) and kind.__module__.startswith("tfpolicies."):
         kind = kind.__name__
     return {**config, "type": kind.rpartition(".")[2]} if isinstance(kind, str) else config

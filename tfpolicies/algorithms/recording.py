@@ -24,6 +24,7 @@ from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.filming import Camera, Play, on_stage
 from tfpolicies.rollout.sampler import Goal
 from tfpolicies.rollout.worker_environments import same_randomness
+from tfpolicies.system.paths import resolve_path
 
 MAX_STEPS = 10_000
 """Steps after which an episode that is looked at is cut."""
@@ -34,7 +35,7 @@ _HELD = 1.0  # seconds for which the last picture of an episode stays
 class Recorded(NamedTuple):
     """What `record_video` returns."""
 
-    paths: list[Path]  # the files
+    paths: list[Path]  # the files, absolute
     returns: list[float]  # of each episode
     lengths: list[int]  # of each episode, in steps
 
@@ -98,7 +99,7 @@ def record_video(
     for name, value in (("episodes", episodes), ("max_steps", max_steps)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
-    seeds, paths = range(seed, seed + episodes), [Path(each) for each in given]
+    seeds, paths = range(seed, seed + episodes), [resolve_path(each) for each in given]
     return record(Scene(player, env, explore), paths, seeds, fps, max_steps)
 
 

@@ -81,6 +81,9 @@ def _ended(error: BaseException, words: list[str]) -> int:
 
 def _prepare_process() -> None:
     """Quiets TensorFlow's start and finds modules in the current folder, as `python -m` does."""
+    from tfpolicies.system.gpus import claim_process
+
+    claim_process()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -258,6 +258,16 @@ def _play_exported(parser: _Parser) -> None:
     parser.add_argument("--env-config", type=json_object, metavar="JSON", help="its settings")
     parser.add_argument("--episodes", type=positive, default=100, help="default 100")
     parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
+    _add_device(parser)
+
+
+def _add_device(parser: _Parser) -> None:
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda", "auto"),
+        default="cpu",
+        help="where ONNX Runtime computes; auto: on a GPU if it can (default cpu)",
+    )
 
 
 def _serve(parser: _Parser) -> None:
@@ -309,6 +319,7 @@ def _serve(parser: _Parser) -> None:
     parser.add_argument(
         "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
     )
+    _add_device(parser)
     parser.add_argument(
         "--control", action="store_true", help="let requests load and unload models"
     )

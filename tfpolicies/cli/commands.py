@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfpolicies.algorithms.registry import find_algorithm, registered_names
@@ -25,6 +24,7 @@ from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage
 from tfpolicies.reporting.console import CommandConsole, summary_table
+from tfpolicies.system.paths import resolve_path
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.recording import Scene
@@ -90,6 +90,7 @@ def export(args: argparse.Namespace) -> int:
     console = CommandConsole()
     WebPage.wanted(args.web, args.ort_web)  # before it takes time
     checkpoint = find_checkpoint(args.source, best=args.best)
+    target = resolve_path(args.to)
     policy = load_policy(
         checkpoint,
         console,
@@ -101,7 +102,7 @@ def export(args: argparse.Namespace) -> int:
     both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     exported = export_policy(
         policy,
-        Path(args.to),
+        target,
         console,
         onnx=args.onnx or both,
         saved_model=args.saved_model or both,
@@ -121,8 +122,10 @@ def export(args: argparse.Namespace) -> int:
 def play_exported(args: argparse.Namespace) -> int:
     """Plays with an exported ONNX file in a process without this package."""
     check_source(args.env)
-    path = Path(args.exported)
-    played = play_in_own_process(path, args.env, args.episodes, args.seed, args.env_config)
+    path = find_export(args.exported)
+    played = play_in_own_process(
+        path, args.env, args.episodes, args.seed, args.env_config, args.device
+    )
     figures = {
         "episodes": played["episodes"],
         "mean return": played["mean_return"],
@@ -131,7 +134,7 @@ def play_exported(args: argparse.Namespace) -> int:
         "steps": played["steps"],
         "seconds": round(played["seconds"], 2),
     }
-    title = f"{shown(find_export(path))} through ONNX Runtime, {loaded(played)}"
+    title = f"{shown(path)} through ONNX Runtime, {loaded(played)}"
     CommandConsole().print(summary_table(title, figures))
     return DONE
 

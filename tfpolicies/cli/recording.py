@@ -25,6 +25,7 @@ from tfpolicies.envs.making import check_source
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.console import CommandConsole, counted, summary_table
 from tfpolicies.reporting.video import ENDINGS, require_video_packages
+from tfpolicies.system.paths import resolve_path
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.recording import Scene
@@ -94,8 +95,8 @@ def _paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Path]:
         UsageError: for a file of another kind.
     """
     run = run_of(checkpoint)
-    home = Path("videos") if run is None else run.videos
-    path = home if to is None else Path(to)
+    home = resolve_path("videos") if run is None else run.videos
+    path = home if to is None else resolve_path(to)
     if path.suffix.lower() not in ENDINGS:
         if path.suffix and not path.is_dir():
             raise UsageError(

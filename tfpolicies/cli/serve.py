@@ -19,6 +19,7 @@ from tfpolicies.cli.sources import shown
 from tfpolicies.errors import ExportError, MissingPackageError, UsageError
 from tfpolicies.export.spec_file import SPEC_FILE, form_of
 from tfpolicies.system.folder_lock import make_locked_folder, remove_abandoned
+from tfpolicies.system.paths import describe_path, resolve_path
 
 _OWN = "tfpolicies-serve-"  # how the names of folders begin that runs are exported into
 _KINDS = {  # forms that are not served; the files for Triton do not sample
@@ -32,6 +33,7 @@ _ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it i
 def serve(args: argparse.Namespace) -> int:
     """Serves policies until SIGTERM or Ctrl-C; then finishes what runs."""
     try:
+        from tfpolicies.export.player import providers_for
         from tfpolicies.serving.access import Access, read_token
         from tfpolicies.serving.repository import Repository, named
         from tfpolicies.serving.served import Limits
@@ -41,6 +43,10 @@ def serve(args: argparse.Namespace) -> int:
             f"Serving needs packages that are not installed ({error}). Install them: "
             "pip install 'tfpolicies[serve]'"
         ) from error
+    try:
+        providers = tuple(providers_for(args.device))
+    except ValueError as error:
+        raise UsageError(f"--device {args.device}: {error}") from error
     limits = Limits(
         args.max_batch,
         args.max_sequences,
@@ -48,6 +54,7 @@ def serve(args: argparse.Namespace) -> int:
         args.max_body,
         args.threads,
         args.max_seconds,
+        providers,
     )
     token = read_token(args.token_file, _say) if args.token_file else ""
     hosts, origins = args.allowed_host, args.allowed_origin
@@ -88,16 +95,25 @@ def _require_one_folder_each(names: Sequence[str]) -> None:
 
 
 def _named(source: str) -> tuple[str, Path]:
-    """Returns the name that `NAME=PATH` gives, "" if it gives none, and the path."""
-    name, given, path = source.partition("=")
-    if given and not Path(source).exists():
-        return name, Path(path)
-    return "", Path(source)
+    """Returns the name that `NAME=PATH` gives, "" if it gives none, and the path.
+
+    Raises:
+        ExportError: if there is no such file or folder.
+    """
+    name, given, written = source.partition("=")
+    if not given or resolve_path(source).exists():
+        name, written = "", source
+    path = resolve_path(written)
+    if not path.exists():
+        raise ExportError(
+            f"{describe_path(written, path)} does not exist. Give what `tfpolicies export` wrote, "
+            "or a run."
+        )
+    return name, path
 
 
 def _called(path: Path) -> str:
     """Returns what a model is called after: its folder, or the one that was exported into."""
-    path = path.absolute()
     path = path if path.is_dir() else path.parent
     return path.parent.name if path.name == _ONNX else path.name
 
@@ -108,16 +124,12 @@ def _export_of(path: Path, own: Path) -> Path:
     Raises:
         ExportError: if there is neither an export nor a run.
     """
-    if not path.exists():
-        raise ExportError(
-            f"{str(path)!r} does not exist. Give what `tfpolicies export` wrote, or a run."
-        )
     folder = path if path.is_dir() else path.parent
     for found in (folder, folder / _ONNX):
         if specs := _specs(found):
             _require_served(path, specs[0] if specs[0].parent == found else specs[-1])
             return found
-    _say(f"exporting {path}")
+    _say(f"exporting {shown(path)}")
     words = ["export", str(path), "--to", str(own), "--onnx"]
     command = [sys.executable, "-m", "tfpolicies", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import ExportError
+from tfpolicies.system.paths import describe_path, resolve_path
 
 _MODEL, _SPEC = "model.onnx", "policy_spec.json"
 
@@ -21,6 +23,7 @@ def play_in_own_process(
     episodes: int,
     seed: int,
     env_config: Mapping[str, Any] | None = None,
+    device: str = "cpu",
 ) -> Mapping[str, Any]:
     """Plays greedily with an exported ONNX file through ONNX Runtime alone.
 
@@ -34,6 +37,7 @@ def play_in_own_process(
         episodes: how many to play, >= 1.
         seed: of the episodes.
         env_config: settings of the environment, as JSON can hold them.
+        device: where ONNX Runtime computes: "cpu", "cuda" or "auto".
 
     Returns:
         What the player reports, `mean_return` among it.
@@ -43,7 +47,7 @@ def play_in_own_process(
     """
     folder = find_export(exported)
     arguments = ["--model", str(folder), "--env", env, "--json"]
-    arguments += ["--episodes", str(episodes), "--seed", str(seed)]
+    arguments += ["--episodes", str(episodes), "--seed", str(seed), "--device", device]
     arguments += ["--env-config", json.dumps(env_config)] if env_config else []
     own = importlib.resources.files("tfpolicies").joinpath("export", "player.py")
     with importlib.resources.as_file(own) as player:  # unpacked, where the package is in a zip
@@ -55,20 +59,22 @@ def play_in_own_process(
     return dict(json.loads(played.stdout.splitlines()[-1]))
 
 
-def find_export(exported: Path) -> Path:
+def find_export(exported: str | os.PathLike[str]) -> Path:
     """Returns the folder of an ONNX file, or the only one below a folder that has an export.
 
     Raises:
         ExportError: if there is none, or more than one.
     """
-    if not exported.exists():
-        raise ExportError(f"{str(exported)!r} does not exist. Give what `tfpolicies export` wrote.")
-    models = exported.rglob(_MODEL) if exported.is_dir() else [exported]
+    place = resolve_path(exported)
+    name = describe_path(exported, place)
+    if not place.exists():
+        raise ExportError(f"{name} does not exist. Give what `tfpolicies export` wrote.")
+    models = place.rglob(_MODEL) if place.is_dir() else [place]
     found = sorted(path.parent for path in models if (path.parent / _SPEC).exists())
     if len(found) != 1:
         names = ", ".join(map(str, found))
         raise ExportError(
-            f"{str(exported)!r} must hold one ONNX export, {_MODEL} with its {_SPEC}, but has "
+            f"{name} must hold one ONNX export, {_MODEL} with its {_SPEC}, but has "
             f"{names or 'none'}. Give the ONNX file, or export with `tfpolicies export RUN --to "
             "DIR`."
         )

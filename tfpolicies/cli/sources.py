@@ -16,7 +16,10 @@ from tfpolicies.cli.settings import algorithm_of, imported, is_own
 from tfpolicies.config.stored_settings import environment_of_file
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
+from tfpolicies.storage.checkpoint import missing_checkpoint
 from tfpolicies.storage.json_values import Missing
+from tfpolicies.storage.manifest import POLICIES
+from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.quiet import load_tensorflow
 
 
@@ -49,7 +52,11 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
             )
         if best:
             raise UsageError(f"--best asks for a run folder, but {path!r} is none.")
-        return Path(path)
+        folder = resolve_path(path)
+        is_policy_id = folder.parent.name == POLICIES and any(folder.parents[1].glob("*.json"))
+        if not (folder.exists() or is_policy_id):
+            raise missing_checkpoint(path, folder)
+        return folder
     folder = run.best if best else run.latest
     if not (folder.exists() if best else run.has_checkpoint):
         advice = (
@@ -137,7 +144,7 @@ def _algorithm_of_run(folder: Path) -> str:
 
 def run_of(checkpoint: Path) -> RunFolder | None:
     """Returns the run that a checkpoint, or a part of one, lies in; None if it lies in none."""
-    for parent in checkpoint.absolute().parents:
+    for parent in checkpoint.parents:
         if parent.name == "checkpoints":
             with contextlib.suppress(CheckpointError):
                 return RunFolder.open(parent.parent)

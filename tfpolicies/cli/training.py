@@ -52,6 +52,7 @@ from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
 from tfpolicies.system.atomic import place_file
+from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 from tfpolicies.system.signals import SignalEnd, current, say
 
@@ -85,7 +86,7 @@ def train(args: argparse.Namespace) -> int:
     model_work_limit = given.pop("model_work_limit", 1.0)  # the caller's word, kept in no folder
     console = CommandConsole()
     with contextlib.ExitStack() as closing:
-        run, parent = None, given.get("run_dir", RUNS)
+        run, parent = None, resolve_path(given.get("run_dir", RUNS))
         if "resume" in given:
             named = given.pop("resume")
             path = given.pop("run_dir", RUNS) if named is None else named
@@ -157,7 +158,7 @@ def _settings_in(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        found = json.loads(read_regular(Path(path), _LARGEST))
+        found = json.loads(read_regular(resolve_path(path), _LARGEST))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--config: {path!r} cannot be read as JSON: {error}.") from error
     if not isinstance(found, dict):

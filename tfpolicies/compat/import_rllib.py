@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import CheckpointError, TfPoliciesError, UsageError
+from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         CheckpointError: if the checkpoint is none of RLlib, or has what cannot be imported.
         UsageError: if there is something in the place of the output.
     """
-    out = Path(args.out)
+    out = resolve_path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{str(out)!r} is there already, and not empty. Name another folder.")
     found = import_checkpoint(args.checkpoint)
@@ -88,8 +89,8 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
         ModelImportError: if its weights do not fit the network that its config describes.
         WeightsError: if its counters are no numbers.
     """
-    folder = Path(checkpoint)
-    described = _description(folder)
+    folder = resolve_path(checkpoint)
+    described = _description(folder, describe_path(checkpoint, folder))
     if described["type"] == "Policy":
         policy_id = folder.name if folder.parent.name == "policies" else "default_policy"
         return {policy_id: _imported(folder, policy_id)}
@@ -104,24 +105,24 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
     return {policy_id: _imported(folder / "policies" / policy_id, policy_id) for policy_id in ids}
 
 
-def _description(folder: Path) -> Mapping[str, Any]:
-    """Returns what `rllib_checkpoint.json` says."""
+def _description(folder: Path, name: str) -> Mapping[str, Any]:
+    """Returns what `rllib_checkpoint.json` says, of a folder that messages call `name`."""
     try:
         found = json.loads(read_regular(folder / _DESCRIPTION, _LARGEST))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{str(folder)!r} has no {_DESCRIPTION} that can be read: {error}. Give the folder of "
+            f"{name} has no {_DESCRIPTION} that can be read: {error}. Give the folder of "
             "a checkpoint that RLlib 2.0 to 2.10 saved."
         ) from error
     kind = found.get("type") if isinstance(found, dict) else None
     if kind not in ("Algorithm", "Policy"):
         raise CheckpointError(
-            f"{str(folder)!r} must be a checkpoint of an Algorithm or Policy, got {kind!r:.80}. Of "
+            f"{name} must be a checkpoint of an Algorithm or Policy, got {kind!r:.80}. Of "
             "the new API stack nothing is imported."
         )
     if found.get("format", "cloudpickle") != "cloudpickle":
         raise CheckpointError(
-            f"{str(folder)!r} is of the format {found['format']!r:.80}; save it in RLlib with "
+            f"{name} is of the format {found['format']!r:.80}; save it in RLlib with "
             "checkpoint_format='cloudpickle'."
         )
     return found

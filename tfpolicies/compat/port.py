@@ -15,12 +15,12 @@ import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from tfpolicies import ported
 from tfpolicies.compat.rllib_names import ELSEWHERE, MODULES, PLACES, section_for
 from tfpolicies.errors import UsageError
+from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 SUMMARY = "change the imports of scripts that were written for RLlib"
@@ -60,14 +60,15 @@ def run(args: argparse.Namespace) -> int:
         OSError: if one cannot be read or written.
         UsageError: if one is no Python, or cannot be changed safely.
     """
-    old = {name: read_regular(name) for name in args.files}
+    paths = {name: resolve_path(name) for name in args.files}
+    old = {name: read_regular(path) for name, path in paths.items()}
     new = {name: port(source, name) for name, source in old.items()}
     changed = [name for name in new if new[name].source != old[name]]
     for name in changed:
         if args.diff:
             print(_diff(name, old[name], new[name].source), end="")
         elif not args.check:
-            Path(name).write_bytes(new[name].source)  # in place: modes and links stay
+            paths[name].write_bytes(new[name].source)  # in place: modes and links stay
     for name, (_, remarks) in new.items():
         for line, what, advice in remarks:
             print(f"{name}:{line}: {what} stays: {advice}")

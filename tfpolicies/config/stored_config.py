@@ -63,7 +63,7 @@ def decode_config(
     Args:
         record: what `encode_config` returned.
         overrides: settings that replace stored ones; `model` is merged, and so are dicts of the
-            same `type`.
+            same `type`. A number replaces the stored schedule of it, too.
         source: the checkpoint, for messages.
         places: where the record may name objects.
         unneeded: settings in which a `Missing` may stay.
@@ -103,7 +103,17 @@ def overridden_config(
     if wants_stored and MODELS.find(config["model"].get("custom_model")) is None:
         config["model"]["custom_model"] = model_from_json(record["keras"])
     config |= {name: _laid_over(config.get(name), value) for name, value in given.items()}
+    config |= dict.fromkeys(_replaced_schedules(config, given))
     return _with_model(config, **model) if model else config
+
+
+def _replaced_schedules(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
+    """Returns the stored schedules of numbers that are overridden, which would hide the numbers.
+
+    A schedule that is an integer begins with the number, so it stays.
+    """
+    names = [f"{name}_schedule" for name in overrides]
+    return [x for x in names if x not in overrides and isinstance(config.get(x), list | tuple)]
 
 
 def _laid_over(stored: Any, given: Any) -> Any:

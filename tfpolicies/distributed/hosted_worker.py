@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from tfpolicies.system.gpus import claim_process
 from tfpolicies.system.quiet import extend_paths, load_tensorflow
 
 
@@ -25,6 +26,7 @@ class HostedWorker:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.update(environ)
         extend_paths(paths)
+        claim_process(only_samples=True)
         load_tensorflow()
         import tensorflow as tf
 

@@ -23,6 +23,7 @@ from tfpolicies.distributed.ray_cluster import amounts, cluster
 from tfpolicies.distributed.ray_errors import cause, fetched, reason, require_sendable
 from tfpolicies.distributed.tune import needs_of_worker
 from tfpolicies.errors import WorkerError
+from tfpolicies.system.gpus import GROWS
 
 logger = logging.getLogger("tfpolicies")
 
@@ -133,7 +134,9 @@ class RayWorkers:
     def _start(self, remote: _Remote, *, recreated: bool) -> None:
         config = self._config
         environ = dict(config.extra_python_environs_for_worker)
-        if not config.num_gpus_per_worker:
+        if config.num_gpus_per_worker:
+            environ.setdefault(GROWS, "true")
+        else:
             environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
         kind = ray.remote(concurrency_groups={"health": 1})(HostedWorker).options(
             # In a cluster of one's own nobody else needs them: who waits would wait forever.

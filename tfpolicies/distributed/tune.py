@@ -8,6 +8,7 @@ from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
+from tfpolicies.system.gpus import claim_process
 from tfpolicies.system.quiet import extend_paths, load_tensorflow
 
 
@@ -111,6 +112,7 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
 
         def setup(self, config: dict[str, Any]) -> None:
             """Builds the algorithm of a trial."""
+            claim_process()
             self.algorithm = configured(config).build(use_copy=False)
 
         def step(self) -> dict[str, Any]:

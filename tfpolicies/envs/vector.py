@@ -29,6 +29,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from tfpolicies.envs.autoreset import ModeFinder, final_observations, stated_mode
 from tfpolicies.envs.repairs import (
     BREAKS,
     Repairs,
@@ -400,11 +401,21 @@ def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
     return stack
 
 
+_RESETS_LATER = (AutoresetMode.NEXT_STEP, None)
+"""The modes in which the step after an episode's end resets; None: it is not known yet."""
+
+
 class VectorEnvironments(Environments):
     """A Gymnasium vector environment in any autoreset mode, EnvPool included.
 
     Args:
         env: the vector environment.
+
+    Attributes:
+        mode: how it resets; None until its first episode has ended, if its metadata has no mode.
+
+    Raises:
+        EnvError: if its metadata has an unknown mode; by `step`, if `ModeFinder` does not find it.
     """
 
     def __init__(self, env: VectorEnv) -> None:
@@ -412,9 +423,8 @@ class VectorEnvironments(Environments):
         self.num_envs = env.num_envs
         self.observation_space = require_space(env, "single_observation_space")
         self.action_space = require_space(env, "single_action_space")
-        mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        self.mode = AutoresetMode(mode)
-        self._resets_next_step = self.mode is AutoresetMode.NEXT_STEP
+        self.mode = stated_mode(env)
+        self._finder = ModeFinder(env) if self.mode is None else None
         self._ended: np.ndarray | None = None  # the episodes that the last step ended; None: none
         self._is_sound = sound_check(self.observation_space)
         self._own_copy = copier(self.action_space)
@@ -438,6 +448,8 @@ class VectorEnvironments(Environments):
 
     def _reset(self, seeds: Sequence[int] | None) -> Any:
         self._ended = None
+        if self._finder is not None:
+            self._finder.reset()
         if seeds is None:
             return self.env.reset()[0]
         # One seed for each, or one generator for all of them, or (EnvPool) seeded when made.
@@ -473,15 +485,22 @@ class VectorEnvironments(Environments):
             self._explain(obs, rewards, terminateds, truncateds)
         if self._repairs.breaks:
             self._repairs.stepped()
+        if self._finder is not None:
+            self._find_mode(rewards, stops | cuts, infos)
         dead, final, self._ended = self._ended, None, None
         if 1 in stops.tobytes() or 1 in cuts.tobytes():  # many times faster than `any`
             ended = stops | cuts
             self._repairs.worked(0, ended.tobytes().count(1))
-            if self._resets_next_step:
+            if self.mode in _RESETS_LATER:
                 self._ended = ended
             else:
                 obs, final = self._finish(obs, ended, infos)
         return Step(obs, rewards, stops, cuts, infos, dead, final)
+
+    def _find_mode(self, rewards: Any, ends: np.ndarray, infos: Any) -> None:
+        if self._finder is not None:
+            self.mode = self._finder.find(rewards, ends, self._ended, infos)
+            self._finder = self._finder if self.mode is None else None
 
     def _explain(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any) -> None:
         """Raises an `EnvError` about the first environment whose answer is not sound."""
@@ -498,15 +517,14 @@ class VectorEnvironments(Environments):
             last = _rows(self.observation_space, obs, indices)
             obs, _ = self.env.reset(options={"reset_mask": ended})
             return obs, (indices, last)
-        given = infos.get("final_obs")
+        given = final_observations(infos, indices.tolist())
         if given is None:
             raise EnvError(
                 f"{self.env} resets in the same step but its info has no 'final_obs', so the last "
                 "observations of its episodes are lost. Use AutoresetMode.NEXT_STEP."
             )
-        if isinstance(given, np.ndarray) and given.dtype == object:
-            stack = _stacker(self.observation_space, len(indices))
-            return obs, (indices, stack([given[i] for i in indices]))
+        if isinstance(given, list):
+            return obs, (indices, _stacker(self.observation_space, len(indices))(given))
         return obs, (indices, _rows(self.observation_space, given, indices))
 
     def get_sub_environments(self) -> list[Any]:
@@ -516,7 +534,7 @@ class VectorEnvironments(Environments):
         if self._tells_its_state():
             ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended
             return [self.env.get_state(), ended.tolist()]  # type: ignore[attr-defined]
-        if self.mode is AutoresetMode.NEXT_STEP:
+        if self.mode in _RESETS_LATER:
             return None  # the vector environment alone knows which of its parts wait for a reset
         return super().get_state()
 

@@ -20,6 +20,7 @@ from tfpolicies.exploration.exploration import (
 from tfpolicies.exploration.picking import MASKED, Choices
 from tfpolicies.exploration.strategies import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise
 from tfpolicies.exploration.transform import parts_of
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.rules import is_finite
 
 ADAPTATION = 1.01
@@ -135,6 +136,7 @@ class ParameterNoise(Exploration):
         self.stddev *= ADAPTATION if distance <= self.threshold else 1 / ADAPTATION
         return distance
 
+    @ensure_eager()
     def _greedy(self, inputs: np.ndarray) -> np.ndarray:
         parts = parts_of(self._dist_class(tf.constant(inputs, tf.float32)))
         flat = [tf.reshape(part.deterministic_sample(), [len(inputs), -1]) for part in parts]

@@ -19,9 +19,11 @@ from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.export.spec_file import SPEC_FILE, form_of
 from tfpolicies.export.staging import version_folders
 from tfpolicies.export.web import WebPage
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
+from tfpolicies.system.paths import resolve_path
 
 TF_SERVING = "tf-serving"
 _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
@@ -36,6 +38,7 @@ _VERSIONED = (_SAVED_MODEL, _TRITON)  # the forms whose specs are in folders of 
 _NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # forms that may share a folder
 
 
+@ensure_eager()
 def export_policy(
     program: Program,
     state: PolicyState,
@@ -58,7 +61,8 @@ def export_policy(
     """
     opset = OPSET if any(onnx is each for each in (None, False, True)) else checked_opset(onnx)
     form = _form(onnx, layout, litert, web)
-    _require_no_other(Path(export_dir), form)
+    export_dir = resolve_path(export_dir)
+    _require_no_other(export_dir, form)
     page = WebPage.wanted(web, ort_web)
     if observations is not None and not litert:
         raise ExportError(
@@ -111,7 +115,7 @@ def _require_no_other(folder: Path, form: str) -> None:
     part of another one, but that of Triton into its own entry of KServe's repository.
     """
     form = _SAVED_MODEL if form == TF_SERVING else form
-    whole, around = _export_around(folder.absolute(), form)
+    whole, around = _export_around(folder, form)
     if around is not None:
         raise ExportError(
             f"{str(folder)!r} is a part of the export of the form {around} in {str(whole)!r}, and "

@@ -43,6 +43,48 @@ _OBSERVED = ("obs", "action_mask")
 _NORMALIZED = "actions_normalized"
 _REWARDS = "rewards"
 NOT_NEEDED = ("tensorflow", "keras", "tfpolicies")
+DEVICES = ("cpu", "cuda", "auto")
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def providers_for(device: str) -> list[str]:
+    """Returns the providers of ONNX Runtime that compute on a device.
+
+    Args:
+        device: "cpu", "cuda", or "auto": a GPU if ONNX Runtime can use one.
+
+    Raises:
+        ValueError: if this ONNX Runtime cannot compute there; see `require_providers`.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r:.200}.")
+    if device == "auto":
+        return [_CUDA, _CPU] if _CUDA in onnxruntime.get_available_providers() else [_CPU]
+    return require_providers([_CUDA if device == "cuda" else _CPU])
+
+
+def require_providers(providers: Sequence[str]) -> list[str]:
+    """Returns providers of ONNX Runtime, if it has them.
+
+    Raises:
+        ValueError: if it lacks one, or there is none; it says what to install.
+    """
+    available = onnxruntime.get_available_providers()
+    if isinstance(providers, str) or not providers:
+        raise ValueError(f"providers must be a list of names, such as [{_CPU!r}].")
+    lacking = [name for name in providers if name not in available]
+    if lacking:
+        hint = _INSTALL_CUDA if _CUDA in lacking else ""
+        raise ValueError(
+            f"providers has {lacking[0]!r:.200}, but this ONNX Runtime has {available}.{hint}"
+        )
+    return [*providers]
+
+
+_INSTALL_CUDA = (
+    " For CUDA run `pip uninstall onnxruntime` and `pip install onnxruntime-gpu`: the two packages "
+    "exclude each other."
+)
 
 
 class OnnxPolicy:
@@ -64,6 +106,8 @@ class OnnxPolicy:
             outputs.
         limited: whether time and memory are limited, by `LimitedSession`. A file of your own may do
             without.
+        providers: what ONNX Runtime computes with, the best one first; None: the CPU. Without the
+            CPU among them, a GPU that cannot be used is an error.
 
     Raises:
         FileNotFoundError: if a file of the export is missing, or is no regular file.
@@ -80,8 +124,14 @@ class OnnxPolicy:
         threads: int = 1,
         prepare: Callable[[bytes], bytes] = bytes,
         limited: bool = True,
+        providers: Sequence[str] | None = None,
     ) -> None:
-        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        place = Path(os.path.expanduser(path)).absolute()
+        folder = place if place.is_dir() else place.parent
+        if not (folder / "policy_spec.json").exists():
+            raise FileNotFoundError(
+                f"{os.fspath(path)!r} ({place}) is no export: {folder} has no policy_spec.json."
+            )
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
         self.file = folder / _plain_name(_entry(self.spec["files"], signature))
@@ -98,7 +148,12 @@ class OnnxPolicy:
             _check_noise(ports["inputs"], self.spec["noise"]["blocks"])
         whole = rebuild_model(self.file, content, limited=limited)
         self._model = LimitedSession(
-            str(self.file), prepare(whole), threads, limited=limited, tried=whole
+            str(self.file),
+            prepare(whole),
+            threads,
+            limited=limited,
+            tried=whole,
+            providers=providers,
         )
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
         given = {output.name for output in self._model.session.get_outputs()}
@@ -674,6 +729,9 @@ _REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
 }
 """What a field has by which a model would do more than compute numbers; "" for nothing."""
 
+_EXTERNAL_ENTRY, _EXTERNAL_LOCATION, _RAW_DATA = ("tensor", 13), ("tensor", 14), 9
+_ReadExternal = Callable[[Mapping[str, str]], bytes]
+
 _NAMED = {("graph", 2), ("value", 1), ("axis", 2), ("attribute", 1), ("tensor", 8)}
 _NAMED |= {("node", field) for field in (1, 2, 3, 4)}
 """Fields with names, which ONNX Runtime takes for UTF-8."""
@@ -692,9 +750,10 @@ def _other_domain(content: memoryview) -> str:
 class _Rebuilding:
     """Copies the fields of an ONNX model that computing needs, and refuses what no policy has."""
 
-    def __init__(self, limited: bool) -> None:
+    def __init__(self, limited: bool, read_external: _ReadExternal | None = None) -> None:
         self._nodes_left = _MOST_NODES if limited else math.inf
         self._parts_left = _MOST_PARTS if limited else math.inf
+        self._read_external = read_external
 
     def copy(self, kind: str, message: memoryview, depth: int = 0) -> bytearray:
         """Returns a message with its fields written in the one usual way.
@@ -706,6 +765,7 @@ class _Rebuilding:
         if depth > _DEEPEST:
             raise ValueError("is nested too deeply")
         result, kept, at, end = bytearray(), _KEPT[kind], 0, len(message)
+        external: dict[str, str] = {}
         while at < end:
             tag, start = _varint(message, at)
             field, wire = tag >> 3, tag & 7
@@ -724,8 +784,11 @@ class _Rebuilding:
             self._nodes_left -= inside == "node"
             if min(self._parts_left, self._nodes_left) < 0:
                 raise ValueError(f"has more than {_MOST_NODES} nodes or {_MOST_PARTS} parts")
+            if self._read_external and (kind, field) == _EXTERNAL_ENTRY:
+                external |= _read_entry(content)
+                continue
             problem = (kind, field) in _REFUSALS and _REFUSALS[kind, field](content)
-            if problem:
+            if problem and not (self._read_external and (kind, field) == _EXTERNAL_LOCATION):
                 raise ValueError(problem)
             if inside is None:
                 continue
@@ -739,7 +802,28 @@ class _Rebuilding:
             if wire == 2:
                 result += _as_varint(len(content))
             result += content
+        if self._read_external and external:
+            weights = self._read_external(external)
+            result += _as_varint(_RAW_DATA << 3 | 2) + _as_varint(len(weights)) + weights
         return result
+
+
+def _read_entry(message: memoryview) -> dict[str, str]:
+    """Returns the key and value of one of the entries that say where a tensor's numbers are.
+
+    Raises:
+        LookupError: if it is damaged.
+    """
+    texts, at = ["", ""], 0
+    while at < len(message):
+        tag, start = _varint(message, at)
+        size, start = _varint(message, start)
+        at = start + size
+        if tag not in (1 << 3 | 2, 2 << 3 | 2) or at > len(message):
+            raise IndexError
+        _require_utf8(message[start:at])
+        texts[(tag >> 3) - 1] = str(message[start:at], "utf-8")
+    return {texts[0]: texts[1]}
 
 
 def _require_utf8(content: memoryview) -> None:
@@ -752,7 +836,9 @@ def _require_utf8(content: memoryview) -> None:
 _FIXED_SIZES = {1: 8, 5: 4}  # bytes of a field, by its wire type
 
 
-def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
+def rebuild_model(
+    path: Path, content: bytes, *, limited: bool = True, read_external: _ReadExternal | None = None
+) -> bytes:
     """Returns an ONNX model made again from the checked parts of a file, for `LimitedSession`.
 
     It has ONNX's own operators, its weights in itself, and nothing that computing does not need. A
@@ -762,6 +848,9 @@ def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
         path: of the file, for messages.
         content: of the file.
         limited: whether the number of nodes and other parts is limited.
+        read_external: returns the bytes of a tensor that lie in another file, by the entries that
+            say where: `location`, and maybe `offset` and `length`; a ValueError refuses them, its
+            text being a verb with an object. By default such tensors are refused.
 
     Raises:
         ValueError: if the file is damaged or refused.
@@ -771,7 +860,7 @@ def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
             f"{path} is in the format of ONNX Runtime, which cannot be checked; save it as ONNX."
         )
     try:
-        model = _Rebuilding(limited).copy("model", memoryview(content))
+        model = _Rebuilding(limited, read_external).copy("model", memoryview(content))
     except LookupError:
         raise ValueError(f"{path} is damaged; export the policy again.") from None
     except ValueError as error:
@@ -830,9 +919,10 @@ class LimitedSession:
         threads: that one call may use.
         limited: whether there are limits. A model of your own may do without.
         tried: a larger model of which this is a part, to be tried in its place.
+        providers: see `OnnxPolicy`.
 
     Raises:
-        ValueError: if it cannot be loaded or takes too much.
+        ValueError: if it cannot be loaded or takes too much, or a provider is missing.
     """
 
     def __init__(
@@ -843,15 +933,22 @@ class LimitedSession:
         *,
         limited: bool = True,
         tried: bytes = b"",
+        providers: Sequence[str] | None = None,
     ) -> None:
+        providers = require_providers([_CPU] if providers is None else providers)
         self._source, self._limited = source, limited
         self._options, self._is_late = onnxruntime.RunOptions(), False
         if limited:
             _try_in_process(source, tried or model)
         try:
-            self.session = _open(model, threads, limited)
+            self.session = _open(model, threads, limited, providers)
         except Exception as error:  # ONNX Runtime's are of no public class
             raise ValueError(f"{source} cannot be loaded: {error!s:.500}") from error
+        if _CPU not in providers and self.session.get_providers()[0] != providers[0]:
+            raise ValueError(
+                f"{source} cannot run by {providers[0]}: ONNX Runtime has it but could not start "
+                "it. Check the driver and the CUDA libraries, or run it on the CPU."
+            )
 
     def run(
         self,
@@ -943,7 +1040,7 @@ def _share_memory() -> None:
         onnxruntime.create_and_register_allocator(place, arena)
 
 
-def _open(model: bytes, threads: int, limited: bool) -> Any:
+def _open(model: bytes, threads: int, limited: bool, providers: Sequence[str] = (_CPU,)) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 4  # what goes wrong is raised
@@ -955,7 +1052,7 @@ def _open(model: bytes, threads: int, limited: bool) -> Any:
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         skipped = ["ConstantFolding"]  # it computes while loading, which nothing could end
     return onnxruntime.InferenceSession(
-        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=skipped
+        model, options, providers=[*providers], disabled_optimizers=skipped
     )
 
 
@@ -1233,13 +1330,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--render", action="store_true", help="show a window; one environment")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--model", default=None, help="model.onnx or its folder; default: here")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="where it computes")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plays as the command line says and prints the mean return; returns 0."""
     options = _arguments(argv)
-    policy = OnnxPolicy(options.model or Path(__file__).parent, sample=options.sample)
+    try:
+        providers = providers_for(options.device)
+    except ValueError as error:
+        sys.exit(f"--device {options.device}: {error}")
+    path = options.model or Path(__file__).parent
+    policy = OnnxPolicy(path, sample=options.sample, providers=providers)
     if ":" in options.env and "" not in sys.path:  # an isolated interpreter finds no module here
         sys.path.append(str(Path.cwd()))
     played = play(

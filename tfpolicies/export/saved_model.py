@@ -20,6 +20,7 @@ from tfpolicies.export.verify import verify_saved_model
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.paths import has_wildcards
 from tfpolicies.system.quiet import quiet_conversion
 
 Extension = Callable[[Path, Serving], None]
@@ -81,6 +82,11 @@ def export_saved_model(
 
 
 def _use(path: Path) -> str:
+    if has_wildcards(path):
+        return (
+            f"TensorFlow reads {str(path)!r} as a pattern of names. Load it with import_policy; or "
+            "move it to a folder whose name has none of * ? [ ] and \\, for tf.saved_model.load."
+        )
     return (
         f"Load it with tf.saved_model.load({str(path)!r}), which is the folder of one version; "
         f"{str(path.parent)!r}, the folder of all versions, is the newest one, and what TensorFlow "

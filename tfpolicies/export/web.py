@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import ExportError
+from tfpolicies.system.paths import describe_path, resolve_path
 
 INDEX = "index.html"
 PAGE_FILES = (INDEX, "policy.js", "page.js", "fields.js", "bars.js", "elements.js")
@@ -68,7 +69,7 @@ class WebPage(NamedTuple):
         if ort_web is None:
             urls = {part: f"{_CDN}{name}" for part, name in _RUNTIME_FILES.items()}
             return cls({part: _entry(url, _PINNED[part]) for part, url in urls.items()}, ())
-        files = {part: _found(Path(ort_web), name) for part, name in _RUNTIME_FILES.items()}
+        files = {part: _found(ort_web, name) for part, name in _RUNTIME_FILES.items()}
         entries = {part: _entry(path.name, integrity(path)) for part, path in files.items()}
         return cls(entries, tuple(files.values()))
 
@@ -90,7 +91,8 @@ def _entry(url: str, digest: str) -> dict[str, str]:
     return {"url": url, "integrity": digest}
 
 
-def _found(folder: Path, name: str) -> Path:
+def _found(ort_web: str | os.PathLike[str], name: str) -> Path:
+    folder = resolve_path(ort_web)
     if (folder / name).is_file():
         return folder / name
     below: Any = folder / "dist" / name
@@ -101,5 +103,5 @@ def _found(folder: Path, name: str) -> Path:
     )
     raise ExportError(
         f"ort_web must be the `dist` folder of the npm package onnxruntime-web, but "
-        f"{str(folder)!r} has no file {name!r}. {advice}"
+        f"{describe_path(ort_web, folder)} has no file {name!r}. {advice}"
     )

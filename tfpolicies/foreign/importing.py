@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,17 @@ from tfpolicies.export.result import FORMAT, FORMAT_VERSION, SPEC_FILE
 from tfpolicies.foreign.model import ForeignModel
 from tfpolicies.foreign.policy import IMPORTED, Imported, ImportedPolicy
 from tfpolicies.foreign.wiring import Wiring, of_export, wired
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.spaces import require_values
 from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
 from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 _LARGEST = 1 << 26  # bytes of a policy_spec.json
 
 
+@ensure_eager()
 def import_policy(
     path: Any,
     *,
@@ -41,6 +44,7 @@ def import_policy(
     explore: bool = False,
     seed: int | None = None,
     model_work_limit: float = 1.0,
+    providers: Sequence[str] | None = None,
 ) -> ImportedPolicy:
     """Returns a policy that acts by a model of others, and never learns.
 
@@ -55,10 +59,10 @@ def import_policy(
     Nothing in a file may do more than compute. Of a SavedModel, each operation must be one of those
     that read their inputs and the model's own variables: reading and writing files, Python, tables
     of files and operations of other libraries are refused. An ONNX file has ONNX's own operators
-    and its weights in itself. A `.keras` file names layers of Keras that hold no code, and takes no
-    more work than a checkpoint's model may. An ONNX file is first run in a process of its own, and
-    each call is limited to 30 seconds and 1 GiB. A call of a SavedModel is limited to 30 seconds,
-    too, and such models run one at a time.
+    and its weights in itself, or in files beside it. A `.keras` file names layers of Keras that
+    hold no code, and takes no more work than a checkpoint's model may. An ONNX file is first run in
+    a process of its own, and each call is limited to 30 seconds and 1 GiB. A call of a SavedModel
+    is limited to 30 seconds, too, and such models run one at a time.
 
     Args:
         path: a folder or file, or a `keras.Model`.
@@ -75,17 +79,23 @@ def import_policy(
         model_work_limit: how many times the usual work the model of a `.keras` file may take; see
             `docs/decisions/003`. `math.inf` for no limit, which also lifts those of an ONNX file
             and a SavedModel.
+        providers: of an ONNX file: what ONNX Runtime computes with, such as
+            `["CUDAExecutionProvider"]`; None: the CPU.
 
     Raises:
         MissingModelFileError: if there is no such file; also a FileNotFoundError.
         ModelImportError: if it is damaged, has what is refused, or does not fit; the message names
             the inputs and outputs.
         SpaceError: if a space is missing or cannot be used.
-        UsageError: for arguments that do not fit each other.
+        UsageError: for arguments that do not fit each other, and providers that ONNX Runtime lacks.
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()
-    model, spec = _opened(path, signature, model_work_limit)
+    if providers is not None:
+        _require_providers(providers)
+    model, spec = _opened(path, signature, model_work_limit, providers)
+    if providers is not None and not hasattr(model, "_providers"):
+        raise UsageError(f"providers={list(providers)!r:.200} are for ONNX files; leave them out.")
     wiring: Wiring | None = None
     if spec is not None:
         if names or normalized:
@@ -109,7 +119,7 @@ def import_policy(
 
 
 def _opened(
-    path: Any, signature: str | None, model_work_limit: float
+    path: Any, signature: str | None, model_work_limit: float, providers: Sequence[str] | None
 ) -> tuple[ForeignModel, Mapping[str, Any] | None]:
     """Returns a model, and the `policy_spec.json` of one that this package exported."""
     import keras
@@ -122,9 +132,10 @@ def _opened(
         raise UsageError(
             f"import_policy takes the path of a model, or a keras.Model, got {path!r:.200}."
         )
-    place = Path(path)
+    place = resolve_path(path)
+    name = describe_path(path, place)
     if not place.exists():
-        raise MissingModelFileError(f"There is no file or folder {str(place)!r}. Check the path.")
+        raise MissingModelFileError(f"There is no file or folder {name}. Check the path.")
     if place.suffix == ".keras":
         from tfpolicies.foreign.keras_model import read_keras_file
 
@@ -140,12 +151,22 @@ def _opened(
     file = place / "model.onnx" if place.is_dir() else place
     if not file.exists() or file.suffix != ".onnx":
         raise MissingModelFileError(
-            f"{str(place)!r} is neither a SavedModel, nor a .onnx or .keras file. Give the folder "
+            f"{name} is neither a SavedModel, nor a .onnx or .keras file. Give the folder "
             "that has saved_model.pb, or the file."
         )
     spec = _spec_in(file.parent)
     is_of_file = spec is not None and file.name in spec.get("files", {}).values()
-    return OnnxFile(file, math.isfinite(model_work_limit)), spec if is_of_file else None
+    is_limited = math.isfinite(model_work_limit)
+    return OnnxFile(file, is_limited, providers), spec if is_of_file else None
+
+
+def _require_providers(providers: Sequence[str]) -> None:
+    from tfpolicies.export.player import require_providers
+
+    try:
+        require_providers(providers)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _spec_in(folder: Path) -> Mapping[str, Any] | None:

@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, MissingModelFileError, ModelImportError
 from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json
-from tfpolicies.models.weight_mapping import match_weights
+from tfpolicies.models.weight_mapping import match_weights, require_unquantized
 from tfpolicies.models.work import ROWS, limit_work, require_work
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.regular_files import read_regular
@@ -62,6 +63,7 @@ class KerasModel(ForeignModel):
         names = names or [f"output_{i}" for i in range(len(flat.outputs))]  # as exports do
         self.outputs = [_socket(name, x) for name, x in zip(names, flat.outputs, strict=True)]
 
+    @ensure_eager()
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name; see `ForeignModel.run`.
 
@@ -113,8 +115,12 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
                 model_from_json(config, what)  # what it must not name comes first
             raise
         count = sum(x.array.size for layer in weights.layers for x in layer.weights)
-        with built_from(source, count), limit_work(model_work_limit):
-            model = model_from_json(config, what)
+        try:
+            with built_from(source, count), limit_work(model_work_limit):
+                model = model_from_json(config, what)
+        except CheckpointError:
+            require_unquantized(weights, path)  # it has dtype policies that no file may name
+            raise
     except FileNotFoundError as error:
         raise MissingModelFileError(f"{source} is not there.") from error
     except (*_DAMAGED, CheckpointError) as error:

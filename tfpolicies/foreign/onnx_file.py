@@ -1,9 +1,10 @@
-"""ONNX files of others."""
+"""ONNX files of others, with the files of weights beside them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,23 @@ class OnnxFile(ForeignModel):
     Args:
         path: of the file.
         limited: whether the time and memory that it takes are limited; see `LimitedSession`.
+        providers: what ONNX Runtime computes with; see `OnnxPolicy`.
 
     Raises:
         MissingModelFileError: if there is none.
-        ModelImportError: if it is damaged, has operators of other domains than ONNX's own or
-            weights in other files, or takes too much.
+        ModelImportError: if it is damaged, has operators of other domains than ONNX's own, has
+            weights in files that are not beside it, or takes too much.
     """
 
-    def __init__(self, path: Path, limited: bool = True) -> None:
+    def __init__(
+        self, path: Path, limited: bool = True, providers: Sequence[str] | None = None
+    ) -> None:
         self.source = f"The ONNX file {os.fspath(path)!r}"
-        self._path, self._limited = path, limited
+        self._path, self._limited, self._providers = path, limited, providers
         try:
-            model = rebuild_model(path, read_regular(path), limited=limited)
-            self._model = LimitedSession(str(path), model, limited=limited)
+            content, weights = read_regular(path), _ExternalWeights(path.parent)
+            model = rebuild_model(path, content, limited=limited, read_external=weights.read)
+            self._model = LimitedSession(str(path), model, limited=limited, providers=providers)
         except FileNotFoundError as error:
             raise MissingModelFileError(f"{self.source} is not there.") from error
         except (OSError, ValueError) as error:
@@ -52,7 +57,7 @@ class OnnxFile(ForeignModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Returns how another process loads the model: from the same file."""
-        return type(self), (self._path, self._limited)
+        return type(self), (self._path, self._limited, self._providers)
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name; see `ForeignModel.run`.
@@ -74,3 +79,75 @@ class OnnxFile(ForeignModel):
             )
         shape = tuple(size if isinstance(size, int) else None for size in port.shape)
         return Socket(port.name, shape, np.dtype(_DTYPES[port.type]))
+
+
+_MOST_WEIGHTS = (1 << 31) - (1 << 26)  # bytes; ONNX Runtime takes a model of less than 2 GiB
+
+
+class _ExternalWeights:
+    """Reads weights from files in the folder of an ONNX file, as PyTorch writes them.
+
+    Args:
+        folder: of the ONNX file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._contents: dict[str, memoryview] = {}  # by the names of files
+        self._unused = 0  # bytes of these files that no tensor has taken
+
+    def read(self, entries: Mapping[str, str]) -> bytes:
+        """Returns the bytes of one tensor.
+
+        All tensors together get no more bytes than the files have.
+
+        Args:
+            entries: `location`, the name of a file; `offset` and `length` in bytes, by default 0
+                and what is left.
+
+        Raises:
+            ValueError: if there is no such file in the folder, or it has no such bytes.
+        """
+        name = entries.get("location", "")
+        if name not in self._contents:
+            self._contents[name] = memoryview(self._read_file(name))
+            self._unused += len(self._contents[name])
+        content = self._contents[name]
+        offset = _parse_size(entries.get("offset", "0"))
+        size = _parse_size(entries.get("length", str(max(len(content) - offset, 0))))
+        self._unused -= size
+        if offset + size > len(content) or self._unused < 0:
+            raise _get_error(
+                name, f"which has {len(content)} bytes, and not {size} from {offset} on for itself"
+            )
+        return bytes(content[offset : offset + size])
+
+    def _read_file(self, name: str) -> bytes:
+        """Returns what a file of the folder holds: no link, since that may lead elsewhere."""
+        if not 0 < len(name) < 256 or Path(name).name != name or "\0" in name:
+            raise _get_error(name, "which is no name of a file beside it")
+        path = self._folder / name
+        try:
+            status = os.lstat(path)
+            if not stat.S_ISREG(status.st_mode):
+                raise _get_error(name, "which is no regular file")
+            if status.st_size + sum(map(len, self._contents.values())) > _MOST_WEIGHTS:
+                raise _get_error(name, "which makes more than 2 GiB")
+            return read_regular(path)
+        except FileNotFoundError:
+            raise _get_error(name, "which is not beside it") from None
+        except OSError as error:
+            raise _get_error(name, f"which cannot be read ({error})") from None
+
+
+def _get_error(name: str, problem: str) -> ValueError:
+    return ValueError(
+        f"has weights in another file, {name!r:.200}, {problem} (torch.onnx.export(..., "
+        "external_data=False) writes one file)"
+    )
+
+
+def _parse_size(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ValueError(f"has weights in another file from or up to {text!r:.200}")
+    return int(text)

@@ -19,6 +19,8 @@ from tfpolicies.errors import MissingModelFileError, ModelImportError
 from tfpolicies.export import player
 from tfpolicies.foreign.model import ForeignModel, Socket
 from tfpolicies.foreign.operations import mistyped_constants, unknown_operations
+from tfpolicies.models.eager_mode import ensure_eager
+from tfpolicies.system.paths import link_without_wildcards
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.system.regular_files import read_regular
 
@@ -58,8 +60,8 @@ class SavedModelFunction(ForeignModel):
         self._cancelling = CancellationManager() if limited else None
         _require_known(folder, self.source)
         try:
-            with quiet_conversion(), self._in_time():
-                self._loaded = tf.saved_model.load(str(folder))
+            with link_without_wildcards(folder) as readable, quiet_conversion(), self._in_time():
+                self._loaded = tf.saved_model.load(str(readable))
         except ModelImportError:
             raise
         except Exception as error:
@@ -92,6 +94,7 @@ class SavedModelFunction(ForeignModel):
         """Is loaded anew, from the same folder, in another process."""
         return type(self), self._given
 
+    @ensure_eager()
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name; see `ForeignModel.run`."""
         flat = [tf.constant(feed[name]) if name in feed else leaf for name, leaf in self._leaves]
@@ -100,6 +103,7 @@ class SavedModelFunction(ForeignModel):
             found = _paths(self._function(*args, **kwargs))
             return {name: np.asarray(x) for name, x in found if _is_tensor(x)}
 
+    @ensure_eager()
     def initial_memory(self) -> list[np.ndarray] | None:
         """Returns what `get_initial_state` gives for one row, without its axis; None without it."""
         signature = self._loaded.signatures.get(_MEMORY)

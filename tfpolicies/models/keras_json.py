@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tfpolicies.errors import CheckpointError, ModelError
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.extent import require_room
 from tfpolicies.models.keras_names import DTYPES, Kind, kinds
 from tfpolicies.models.work import Work, require_limits, require_work
@@ -35,6 +36,7 @@ def model_to_json(model: keras.Model) -> dict[str, Any] | None:
         return None
 
 
+@ensure_eager()
 def model_from_json(
     config: Mapping[str, Any], what: str = "The model of the checkpoint"
 ) -> keras.Model:

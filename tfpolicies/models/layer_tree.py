@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -25,6 +25,8 @@ class Owner(NamedTuple):
         positions: where in `model.variables` its variables are, in the order Keras saves them.
         roles: their names, such as `kernel`.
         shapes: their shapes.
+        inner: those of the positions whose variables a layer inside it owns, too: the kernel in
+            `SpectralNormalization(Dense(4))`.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Owner(NamedTuple):
     positions: tuple[int, ...]
     roles: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    inner: frozenset[int] = frozenset()
 
 
 def idle_seeds(model: keras.Model) -> set[int]:
@@ -58,16 +61,22 @@ class _Visit(NamedTuple):
 def owners_of(model: keras.Model) -> list[Owner]:
     """Returns the owners of all variables but seeds, in the order of `model.variables`.
 
-    Each variable is in one of them. The model must be built.
+    A variable that several layers share is in each of them, as it is in Keras's files. The model
+    must be built.
     """
     positions = {id(variable): i for i, variable in enumerate(model.variables)}
-    owners: list[Owner] = []
+    unowned = dict(positions)
+    owners: dict[Owner, int] = {}  # each with the position of its first variable
 
     def add(name: str, path: str | None, made_up: tuple[bool, ...], own: list[Any]) -> None:
-        taken = tuple(positions.pop(id(variable)) for variable in own)
+        first = min([unowned[id(x)] for x in own if id(x) in unowned], default=None)
+        indices = tuple(positions[id(variable)] for variable in own)
         roles = tuple(variable.name for variable in own)
         shapes = tuple(tuple(variable.shape) for variable in own)
-        owners.append(Owner(name, path, made_up, taken, roles, shapes))
+        owner = Owner(name, path, made_up, indices, roles, shapes)
+        owners[owner] = min(indices) if first is None else first
+        for variable in own:
+            unowned.pop(id(variable), None)
 
     for layer, path, names, made_up in _visits(model):
         variables = layer._trainable_variables + layer._non_trainable_variables
@@ -75,10 +84,20 @@ def owners_of(model: keras.Model) -> list[Owner]:
         if own:
             add("/".join(names), path, made_up, own)
     for variable in model.variables:  # kept where Keras's saving does not look either
-        if id(variable) in positions and variable.name != _SEED:
+        if id(variable) in unowned and variable.name != _SEED:
             name = variable.path.rpartition("/")[0]
             add(name, None, (True,) * (name.count("/") + 1), [variable])
-    return sorted(owners, key=lambda owner: min(owner.positions))
+    ordered = sorted(owners, key=owners.__getitem__)
+    return [owner._replace(inner=_get_inner(owner, ordered)) for owner in ordered]
+
+
+def _get_inner(owner: Owner, owners: Iterable[Owner]) -> frozenset[int]:
+    """Returns the positions of an owner that layers inside it own, too."""
+    if owner.path is None:
+        return frozenset()
+    prefix = f"{owner.path}/".lstrip("/")
+    inside = [x for x in owners if x is not owner and (x.path or "").startswith(prefix)]
+    return frozenset(owner.positions).intersection(p for x in inside for p in x.positions)
 
 
 def _visits(model: keras.Model) -> Iterator[_Visit]:
@@ -113,11 +132,12 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
     ordered = hasattr(layer, "_operations") or isinstance(layer, keras.Sequential)
     if ordered:
         yield from _listed("layers", layer.layers)
-    attributes = {k: v for k, v in vars(layer).items() if k not in _of_every_layer()}
-    if isinstance(layer, keras.Model) and not ordered:
-        attributes["layers"] = layer.layers
-    for key in sorted(attributes, key=lambda name: (name.startswith("_"), name)):
-        value = attributes[key]
+    names = set(dir(layer)) - _of_every_layer()  # those of properties included: `query_dense`
+    for key in sorted(names, key=lambda name: (name.startswith("_"), name)):
+        try:
+            value = getattr(layer, key)
+        except Exception:  # of a property, which Keras's saving passes over, too
+            continue
         if isinstance(value, keras.layers.Layer):
             yield key, value
         elif isinstance(value, list | tuple | dict):
@@ -145,4 +165,5 @@ def _listed(key: str, container: Any) -> Iterator[tuple[str, Any]]:
 @functools.cache
 def _of_every_layer() -> frozenset[str]:
     named = keras.layers.Layer(name="any")  # a name of its own: Keras counts those it makes up
-    return frozenset(dir(named)) | {"_functional", "_operations", "operations"}
+    tracked = [f"_self_unconditional_{x}" for x in ("checkpoint_dependencies", "dependency_names")]
+    return frozenset(dir(named)) | {"_functional", "_operations", "operations", *tracked}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.rules import is_one_of
 
 SCHEDULES = (
@@ -53,6 +54,7 @@ def changing_rate(lr: Any) -> Rate | None:
     schedule = _made(lr) if isinstance(lr, Mapping) else lr
     counts_updates = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
 
+    @ensure_eager()
     def of(count: int) -> float:
         found = schedule(count)
         try:

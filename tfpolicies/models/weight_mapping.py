@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ import keras
 import numpy as np
 
 from tfpolicies.errors import ModelImportError, near_matches
-from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of
+from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of, without_underscores
 from tfpolicies.models.layer_tree import Owner, owners_of
 from tfpolicies.models.network import variables_of_actor
 
@@ -98,8 +99,9 @@ def match_weights(
 
     Layers of the file that normalise inputs (Keras's `Normalization`) are passed over, unless the
     model has such layers. Inside a layer weights go by name where both sides have the same names,
-    else by order. Seeds of random generators stay as they are. float16, float64 and integers are
-    cast to the dtype of the variable.
+    else by order. A variable that layers share may come once, or from each of them. Seeds of
+    random generators stay as they are. float16, float64 and integers are cast to the dtype of the
+    variable.
 
     Args:
         source: What `read_keras_weights` returned.
@@ -113,22 +115,35 @@ def match_weights(
 
     Raises:
         ModelImportError: if a layer of the file has no place or not only one, a layer of the model
-            gets no weights, shapes differ, or a weight is NaN, infinite or out of the range of
-            its variable. The message names the file, the layers and both shapes.
+            gets no weights, shapes differ, a weight is NaN, infinite or out of the range of its
+            variable, the layers that share a variable have different values for it, or the model
+            of the file was quantized. The message names the file, the layers and both shapes.
     """
+    if not any(str(variable.dtype) in _CODES for variable in model.variables):
+        require_unquantized(source, file)
     owners = owners_of(model)
     layers = _without_normalization(source.layers, owners)
+    if source.kind.startswith("keras2"):
+        layers = _split_wrappers(layers, owners)
     targets = _targets(len(layers), owners, model)
     matcher = _Matcher(KerasWeights(source.kind, layers), targets, str(file), allow_missing)
     pairs = matcher.pairs()
     arrays: dict[str, np.ndarray] = {}
     report: list[MappedWeight] = []
     for layer, target, how in pairs:
-        for index, position in zip(_alignment(layer, target) or (), target.positions, strict=True):
+        for index, position in _alignment(layer, target) or ():
             name, array = layer.weights[index]
-            variable = model.variables[position]
-            arrays[keys[position]] = _cast(array, variable, f"{layer.name}/{name}", str(file))
-            report.append(MappedWeight(layer.name, name, keys[position], how, array.shape))
+            variable, key = model.variables[position], keys[position]
+            cast = _cast(array, variable, f"{layer.name}/{name}", str(file))
+            if key not in arrays:
+                arrays[key] = cast
+                report.append(MappedWeight(layer.name, name, key, how, array.shape))
+            elif not np.array_equal(arrays[key], cast):
+                raise ModelImportError(
+                    f"`import_file`: {str(file)!r} has two values for one variable: its weight "
+                    f"{f'{layer.name}/{name}'!r} differs from that of another layer, with which it "
+                    "is shared in the model. Save the model again. Nothing was imported."
+                )
     order = {key: number for number, key in enumerate(keys)}
     report.sort(key=lambda entry: order[entry.variable])
     found = MappingReport(report)
@@ -146,6 +161,53 @@ def _without_normalization(
 
 
 _OF_NORMALIZATION = {"mean", "variance", "count"}
+
+
+_CODES = ("int8", "uint8")
+
+
+def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
+    """Checks that weights are numbers by themselves, not codes that scales beside them decode.
+
+    Args:
+        source: What `read_keras_weights` returned.
+        file: The file's name, for the message.
+
+    Raises:
+        ModelImportError: if a layer has 8-bit integers.
+    """
+    for layer in source.layers:
+        dtypes = [str(weight.array.dtype) for weight in layer.weights]
+        dtype = next((each for each in dtypes if each in _CODES), None)
+        if dtype is not None:
+            raise ModelImportError(
+                f"`import_file`: {str(file)!r} holds a quantized model: its layer "
+                f"{_called(layer.name)} has {dtype} weights, and a policy takes floats. Save the "
+                "model before `model.quantize(...)`. Nothing was imported."
+            )
+
+
+def _split_wrappers(layers: Sequence[LayerWeights], owners: Sequence[Owner]) -> list[LayerWeights]:
+    """Parts the weights of wrappers from those of the layers inside, which Keras 2 files together.
+
+    That concerns wrappers that share a variable with the layer inside: `SpectralNormalization`.
+    """
+    of_wrappers = {
+        role
+        for owner in owners
+        for role, position in zip(owner.roles, owner.positions, strict=True)
+        if owner.inner and position not in owner.inner
+    }
+    result = []
+    for layer in layers:
+        outer = [weight for weight in layer.weights if weight.name in of_wrappers]
+        inner = [weight for weight in layer.weights if weight.name not in of_wrappers]
+        if outer and inner:
+            result += [replace(layer, weights=outer)]
+            result += [replace(layer, name=f"{layer.name}/layer", weights=inner)]
+        else:
+            result.append(layer)
+    return result
 
 
 def _targets(count: int, owners: list[Owner], model: keras.Model) -> list[Owner]:
@@ -216,7 +278,8 @@ class _Matcher:
         anchor = next((layer.path for layer in self._all_sources if layer.path), None)
         if anchor is None or not self._kind.startswith("keras3"):
             return
-        paths = [owner.path for owner in self._all_targets if owner.path is not None]
+        anchor = without_underscores(anchor)
+        paths = [without_underscores(x.path) for x in self._all_targets if x.path is not None]
         moves = [(p[: len(p) - len(anchor)], "") for p in paths if _is_end(anchor, p)]
         moves += [("", anchor[: len(anchor) - len(p)]) for p in paths if p and _is_end(p, anchor)]
         fitting = [
@@ -233,14 +296,20 @@ class _Matcher:
             prefix: where in the model those of the file lie.
             inner: where in the file those of the model lie; one of the two is empty.
         """
-        places = {owner.path: owner for owner in self._all_targets}
+        places: dict[str, list[Owner]] = {}
+        for owner in self._all_targets:
+            places.setdefault(without_underscores(owner.path or ""), []).append(owner)
         pairs = []
         for layer in self._all_sources:
-            if not layer.path.startswith(inner):
+            path = without_underscores(layer.path)
+            if not path.startswith(inner):
                 return None
-            owner = places.get((prefix + layer.path[len(inner) :]).rstrip("/"))
-            if owner is None or not self._fits(layer, owner):
+            owners = places.get((prefix + path[len(inner) :]).rstrip("/"), [])
+            if len(owners) > 1:  # two attributes, `dense` and `_dense`
+                owners = [x for x in owners if _is_end_of_either(x.path or "", layer.path)]
+            if len(owners) != 1 or not self._fits(layer, owners[0]):
                 return None
+            owner = owners[0]
             counted = layer.class_name and not _is_same(layer, owner)
             pairs.append(_Pair(layer, owner, "order" if counted else "name"))
         return pairs if len({id(pair.target) for pair in pairs}) == len(pairs) else None
@@ -358,18 +427,28 @@ class _Matcher:
         )
 
 
-def _alignment(layer: LayerWeights, owner: Owner) -> list[int] | None:
-    """Returns which weight of `layer` goes to each variable of `owner`; None if they do not fit."""
-    names = [weight.name for weight in layer.weights]
-    if len(names) != len(owner.roles):
+_NEW_ROLES = {"depthwise_kernel": "kernel"}  # what Keras 3 calls weights of Keras 2
+
+
+def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | None:
+    """Returns which weight of `layer` goes to which variable; None if they do not fit.
+
+    The owner's variables are all there, or those are missing that a layer inside it owns, too.
+    """
+    variables = list(zip(owner.roles, owner.shapes, owner.positions, strict=True))
+    if len(layer.weights) < len(variables):
+        variables = [each for each in variables if each[2] not in owner.inner]
+    if len(layer.weights) != len(variables) or not variables:
         return None
+    roles = [role for role, _, _ in variables]
+    names = [x.name if x.name in roles else _NEW_ROLES.get(x.name, x.name) for x in layer.weights]
     order = list(range(len(names)))
-    if set(names) == set(owner.roles) and len(set(names)) == len(names):
-        order = [names.index(role) for role in owner.roles]
-    elif set(names) & set(owner.roles):  # gamma here, beta there
+    if set(names) == set(roles) and len(set(names)) == len(names):
+        order = [names.index(role) for role in roles]
+    elif set(names) & set(roles):  # gamma here, beta there
         return None
-    fits = [layer.shapes[i] for i in order] == list(owner.shapes)
-    return order if fits else None
+    fits = [layer.shapes[i] for i in order] == [shape for _, shape, _ in variables]
+    return [(i, x[2]) for i, x in zip(order, variables, strict=True)] if fits else None
 
 
 def _cast(array: np.ndarray, variable: Any, what: str, file: str) -> np.ndarray:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.exploration.exploration import checked_array
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.ports import PREVIOUS, View
 from tfpolicies.models.preprocessed import turned_back
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
@@ -478,7 +479,8 @@ class ProgramActing:
             normalize=spec.pipeline.normalize if unsquash is None else unsquash,
             clip=spec.pipeline.clip if clip is None else clip,
         )
-        return [x.numpy() for x in pipeline.to_env([tf.constant(leaf) for leaf in actions])]
+        with ensure_eager():
+            return [x.numpy() for x in pipeline.to_env([tf.constant(leaf) for leaf in actions])]
 
 
 def _steps_of(view: View, batch: Any) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.stash import HEADER, RecordSummary, Stash
 from tfpolicies.system.atomic import make_folder, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock, alone_in
+from tfpolicies.system.paths import resolve_path
 
 _FROZEN = "frozen"  # the folder of frozen policies, and the mark of their entries
 
@@ -67,9 +68,10 @@ class Archive:
             self._held: FolderLock | None = None
             self.stash = self.frozen = Stash()
         else:
-            own = Path(path) / f"worker_{worker_index}"
+            folder = resolve_path(path)
+            own = folder / f"worker_{worker_index}"
             self._held = _held(own)
-            self.stash, self.frozen = Stash(own), Stash(Path(path) / _FROZEN, scratch=own)
+            self.stash, self.frozen = Stash(own), Stash(folder / _FROZEN, scratch=own)
 
     # -- what waits -----------------------------------------------------------------------------
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.read_only import is_equal
 from tfpolicies.config.stored_config import (
     arrived,
     automatic_of,
@@ -32,6 +33,7 @@ from tfpolicies.models.catalog import RememberingModel
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.by_methods import FILTERS
+from tfpolicies.program.devices import CPU
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -51,11 +53,14 @@ from tfpolicies.storage.json_values import (
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
+from tfpolicies.system.paths import resolve_path
 
 custom_object_scope = keras.saving.custom_object_scope
 
 POLICY_MANIFEST = "policy.json"
 ALGORITHM_MANIFEST = "algorithm.json"
+
+logger = logging.getLogger("tfpolicies")
 
 _GROUPS = {
     "weights": "weights",
@@ -106,6 +111,8 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         },
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
+    if _asks_for_gpu(policy):
+        manifest["device"] = policy.devices[0]
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
 
 
@@ -151,6 +158,24 @@ def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays of a state by their groups; empty groups are not among them."""
     found = {group: state.get(key) for key, group in _GROUPS.items()}
     return {group: x for group, x in found.items() if isinstance(x, Mapping) and x}
+
+
+def _asks_for_gpu(policy: Any) -> bool:
+    """Whether a policy learns on a GPU where there is one."""
+    return policy.holding.program is not None and bool(policy.config["num_gpus"])
+
+
+def _warn_of_other_device(stored: str | None, policy: Any) -> None:
+    """Says in one line that a policy which learned without a GPU learns on one here.
+
+    Where a GPU is missing, whoever looks for it says so.
+    """
+    if stored == CPU and _asks_for_gpu(policy) and policy.devices != [CPU]:
+        logger.warning(
+            "policy %r learned on the CPU, and num_gpus=%s has it learn on the GPU that is here; "
+            "num_gpus=0 keeps it on the CPU",
+            *(policy.policy_id, policy.config["num_gpus"]),
+        )
 
 
 def _fingerprint(policy: Any) -> str | None:
@@ -230,17 +255,23 @@ class StoredPolicy:
         state = {key: decode_value(value) for key, value in stored.items()}
         return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
 
-    def state_for(self, policy: Any) -> dict[str, Any]:
-        """Returns the state for a policy whose config may have another exploration strategy.
+    def state_for(self, policy: Any, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns the state for a policy whose config may differ from the stored one.
 
-        The state of a strategy means nothing to another one, which begins as it is when made.
-        Classes of one name count as one.
+        Hyperparameters for which the two configs differ are those of the policy's config; see
+        `with_configured_hyperparameters`. The state of an exploration strategy means nothing to
+        another one, which begins as it is when made. Classes of one name count as one.
+
+        Args:
+            policy: the policy.
+            overrides: settings that the caller named; None for those of this record.
         """
         state, settings = self.state, self.checkpoint.manifest["config"]["settings"]
-        stored, own = settings.get("exploration_config"), getattr(policy, "exploration", None)
-        if own is not None and type(own).__name__ != _strategy_name(stored):
+        strategy, own = settings.get("exploration_config"), getattr(policy, "exploration", None)
+        if own is not None and type(own).__name__ != _strategy_name(strategy):
             state.pop("_exploration_state", None)
-        return state
+        named = self.overrides if overrides is None else overrides
+        return with_configured_hyperparameters(policy, state, decode_settings(settings), named)
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -285,6 +316,7 @@ class StoredPolicy:
         if program is not None:
             stored = manifest["config"]["settings"]
             policy.automatic = {name: stored.get(name) for name in policy.automatic}
+            _warn_of_other_device(manifest.get("device"), policy)
         if _fingerprint(policy) != program:
             raise CheckpointError(
                 f"{self.source} does not fit {found.__name__}: its variables or hyper-parameters "
@@ -352,6 +384,47 @@ class StoredPolicy:
         return found
 
 
+def with_configured_hyperparameters(
+    policy: Any,
+    state: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns a state in which a policy's hyperparameters hold where its config differs.
+
+    A policy's numbers may differ from its config, for example after `set_hyper`; so they are kept
+    where both configs agree. Where they differ, the number in the policy's config is what its user
+    chose, and the state gets it. A hyperparameter with a schedule follows the policy's schedule in
+    any case.
+
+    Args:
+        policy: the policy that the state is for.
+        state: as `Policy.get_state` returns it; it is not changed.
+        stored: the config of the policy that the state is from.
+        overrides: settings that the user named: their values hold even where both configs agree.
+    """
+    if policy.holding.program is None:
+        return dict(state)
+    spec, config, named = policy.program.spec, policy.config, overrides or {}
+
+    def differs(name: str) -> bool:
+        if name not in config:
+            return name in stored
+        is_named = name in named and is_equal(named[name], config[name])
+        return is_named or name not in stored or not is_equal(config[name], stored[name])
+
+    hyperparameters = dict(state.get("hyperparameters") or {})
+    state = {**state, "hyperparameters": hyperparameters}
+    keys = {name: key for key, name in policy._state_aliases.items()}
+    as_lr = spec.rates_as_lr(config)
+    for name, value in zip(spec.hyperparameters, spec.hyper_values(config), strict=True):
+        sources = [name, f"{name}_schedule", policy._switches.get(name, name)]
+        if any(map(differs, [*sources, *["lr", "lr_schedule"] * (name in as_lr)])):
+            target = state if name in keys else hyperparameters
+            target[keys.get(name, name)] = None if value == math.inf else value
+    return state
+
+
 def _strategy_name(record: Any) -> str:
     """Returns the name of the strategy's class in an `exploration_config` as it is stored."""
     kind = record.get("type") if isinstance(record, Mapping) else None
@@ -405,10 +478,11 @@ def _unpickled(policy_class: type, frozen: Any, given: Mapping[str, Any]) -> Any
         return stored.policy()
 
 
-def path_of(checkpoint: Any) -> Path:
-    """Returns the folder of a checkpoint, given its path or what `Algorithm.save` returned."""
+def path_of(checkpoint: Any) -> str | os.PathLike[str]:
+    """Returns the folder of a checkpoint, as written, or of what `Algorithm.save` returned."""
     found = getattr(checkpoint, "checkpoint", checkpoint)
-    return Path(getattr(found, "path", found))
+    path: str | os.PathLike[str] = getattr(found, "path", found)
+    return path
 
 
 def load_policies(
@@ -423,7 +497,7 @@ def load_policies(
     """Returns the policy of a policy's checkpoint, or those of an algorithm's by id.
 
     Args:
-        path: the folder.
+        path: the folder, as the caller wrote it.
         policy_ids: of an algorithm's checkpoint, only these.
         policy_class: what each must be.
         overrides: settings that replace stored ones.
@@ -435,8 +509,8 @@ def load_policies(
             no `policy_class`, or if `policy_ids` are given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder, classes = Path(path), [policy_class, *known]
-    source = repr(str(folder))
+    folder, classes = resolve_path(path), [policy_class, *known]
+    source = repr(os.fspath(path))
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
     if is_part and policy_ids is None and not folder.exists():  # named by its id alone
@@ -446,18 +520,16 @@ def load_policies(
         return found[name]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
         if policy_ids is not None:
-            read_manifest(folder, POLICY_MANIFEST, kind="Policy")
+            read_manifest(path, POLICY_MANIFEST, kind="Policy")
             raise CheckpointError(
                 f"{source} is the checkpoint of one policy; leave policy_ids out."
             )
-        checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
+        checkpoint = read_checkpoint(path, POLICY_MANIFEST, kind="Policy")
         single = StoredPolicy(checkpoint, source, classes, overrides)
         _require_class({None: single}, source, policy_class)
         return single.policy(allow_non_finite=allow_non_finite)
     chosen = None if policy_ids is None else list(policy_ids)
-    whole = read_checkpoint(
-        folder, ALGORITHM_MANIFEST, kind="Algorithm", groups=[], policies=chosen
-    )
+    whole = read_checkpoint(path, ALGORITHM_MANIFEST, kind="Algorithm", groups=[], policies=chosen)
     stored = policies_in(whole, source, classes, overrides)
     _require_class(stored, source, policy_class)
     return {pid: each.policy(allow_non_finite=allow_non_finite) for pid, each in stored.items()}

@@ -38,6 +38,7 @@ from tfpolicies.policy import by_methods, parts
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.policy_views import PolicyViews
 from tfpolicies.policy.session import Session
+from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
 
@@ -653,9 +654,10 @@ class Policy(metaclass=ported.AskedByPorted):
             raise ConfigError("filename_prefix is no longer used; name the folder instead.")
         if checkpoint_format != "json":
             raise ConfigError(f"checkpoint_format must be 'json', got {checkpoint_format!r}.")
-        checkpoints.write_policy_checkpoint(self, export_dir, policy_state)
+        folder = resolve_path(export_dir)
+        checkpoints.write_policy_checkpoint(self, folder, policy_state)
         if self.config.get("export_native_model_files"):
-            self.export_model(os.path.join(export_dir, "model"))
+            self.export_model(folder / "model")
 
     @classmethod
     def from_checkpoint(

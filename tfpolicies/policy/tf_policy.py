@@ -24,6 +24,7 @@ from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.calling import adapted_layers
+from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
@@ -114,6 +115,7 @@ class TFPolicy(PolicyKind):
         super().__init_subclass__(**kwargs)
         cls._overridden = by_methods.overridden(cls, TFPolicy)
 
+    @ensure_eager()
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
@@ -274,6 +276,7 @@ class TFPolicy(PolicyKind):
         """Returns the policy's Keras model: here the model is the module; see `model`."""
         return self.model
 
+    @ensure_eager()
     def to_keras(self) -> keras.Model:
         """Returns a trained copy of the model, for the caller to keep.
 
@@ -747,8 +750,8 @@ class TFPolicy(PolicyKind):
 
         Raises:
             MissingModelFileError: if there is no such file; also a FileNotFoundError.
-            ModelImportError: if it is damaged, does not fit, or has NaN or infinity; nothing is
-                changed then.
+            ModelImportError: if it is damaged, does not fit, was quantized, or has NaN or infinity;
+                nothing is changed then.
         """
         keys = [slot.key for slot in self.program.layout.of("model")]
         source = read_keras_weights(import_file)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-CPU = "/cpu:0"
+from tfpolicies.system.gpus import warn_without_gpu
 
-logger = logging.getLogger("tfpolicies")
+CPU = "/cpu:0"
 
 
 def learner_device(num_gpus: float, present: int | None = None) -> str:
@@ -26,9 +25,9 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
     if not num_gpus:
         return CPU
     if present is None:
-        present = len(tf.config.list_physical_devices("GPU"))
+        present = len(tf.config.list_logical_devices("GPU"))  # those that are hidden are not there
     if not present:
-        logger.warning("num_gpus=%s, but there is no GPU: learning runs on the CPU", num_gpus)
+        warn_without_gpu(num_gpus)
         return CPU
     return "/gpu:0"
 
@@ -36,13 +35,14 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
 @functools.cache
 def contexts() -> Callable[[str], Any]:
     """Returns what `placed` calls, looked up once: for what runs in every step."""
-    return tf.device if tf.config.list_physical_devices("GPU") else contextlib.nullcontext
+    return tf.device if len(tf.config.list_logical_devices()) > 1 else contextlib.nullcontext
 
 
 def placed(device: str) -> Any:
     """Returns a context in which variables and operations are put on a device.
 
-    Without a GPU everything is on the CPU anyway, so that nothing needs to be said.
+    TensorFlow takes a GPU for everything that is not pinned, and XLA refuses code whose variables
+    are on another device. Where there is one device, a context costs time and changes nothing.
     """
     return contexts()(device)
 
@@ -59,11 +59,17 @@ def lender() -> Callable[[np.ndarray], tf.Tensor]:
 
 
 def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Returns a function that runs on a device."""
+    """Returns a function that runs on a device, and has its tensors there."""
 
     @functools.wraps(function)
     def run(*inputs: Any) -> Any:
         with placed(device):
-            return function(*inputs)
+            return function(*brought(inputs))
+
+    def brought(inputs: Any) -> Any:
+        # The inputs of a graph are on no device, and loops over them would be on another one.
+        if tf.executing_eagerly() or contexts() is contextlib.nullcontext:
+            return inputs
+        return tf.nest.map_structure(tf.identity, inputs)
 
     return run

@@ -22,6 +22,7 @@ from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
 from tfpolicies.program.devices import CPU, learner_device, placed
+from tfpolicies.program.frozen_values import warn_of_frozen_draws, warn_of_frozen_numbers
 from tfpolicies.program.networks import (
     NetworkView,
     ResidentNetwork,
@@ -88,6 +89,7 @@ class ProgramFunctions:
     Attributes:
         resident: all variables, in the order of the layout.
         layout: where each of them lies in a state.
+        acting_device: where acting runs: with kernels of convolutions where learning does.
         traces: how often each function body ran, by name.
     """
 
@@ -107,6 +109,8 @@ class ProgramFunctions:
         slots = resident_slots(networks, network.filter_variables, optimizer.variables)
         self.resident = list(slots.values())
         self.layout = layout_of(networks, list(slots))
+        sees_images = any(len(slot.shape) > 3 for slot in self.layout.acting)
+        self.acting_device = device if sees_images else CPU
         limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
         self.traces = Traces(limit)
 
@@ -149,12 +153,13 @@ class ProgramFunctions:
         spec = self.spec
         acting = ActingView(spec, self.network, weights, given.inputs, seq_lens, time_steps)
         view = spec.view()
-        chosen = acting.choose(
-            view,
-            noise=given.noise,
-            params=given.params,
-            explorer=spec.explorer if explorer is None else explorer,
-        )
+        with warn_of_frozen_draws(f"acting of {spec.policy_class.__name__}"):
+            chosen = acting.choose(
+                view,
+                noise=given.noise,
+                params=given.params,
+                explorer=spec.explorer if explorer is None else explorer,
+            )
         env_actions = spec.pipeline.to_env(chosen.actions)
         values = acting.values() if spec.with_value else None
         extras: dict[str, tf.Tensor] = {}
@@ -200,7 +205,7 @@ class ProgramFunctions:
         batch = TrainBatch(columns)
         model = ModelView(self.network, self.spec.time_steps, training=True)
         view.__dict__["_loss_model"] = model
-        tape = tf.GradientTape(persistent=self.optimizer.are_several)
+        tape = tf.GradientTape(persistent=True)  # several losses, and a check of each
         with tape:
             found = with_own_loss(self.network, self._loss(view, model, batch), batch)
         losses, hooked = self.optimizer.losses(found), self.optimizer.hooked
@@ -210,9 +215,13 @@ class ProgramFunctions:
         for part in parts:
             if steps and in_turn:
                 view.apply_gradients_fn(*steps[-1])
-            with tape:
-                for i in part:
-                    losses[i] = self._regularized(i, self._evaluated(losses[i]))
+            for i in part:
+                with tape:
+                    losses[i] = self._evaluated(losses[i])
+                    regularized = self._regularized(i, losses[i])
+                if regularized is not losses[i]:  # whose gradient would hide that this has none
+                    optimizers[i].require_gradient(losses[i])
+                losses[i] = regularized
             chosen = hooked([optimizers[i] for i in part])
             pairs = view.compute_gradients_fn(chosen, hooked([losses[i] for i in part]))
             steps.append((chosen, pairs))
@@ -253,7 +262,10 @@ class ProgramFunctions:
         """Returns one scalar, or a list of scalars and of functions that return one."""
         noise = vars(view).get("learning_noise")
         dist_class = self.spec.dist_class.drawing_from(noise)
-        found = self._run(lambda: view.loss(model, dist_class, batch))
+        cls, before = self.spec.policy_class, dict(vars(view))
+        with warn_of_frozen_draws(f"{cls.__name__}.loss", cls.loss):
+            found = self._run(lambda: view.loss(model, dist_class, batch))
+        warn_of_frozen_numbers(f"{cls.__name__}.loss", before, vars(view))
         listed = isinstance(found, list | tuple)
         losses = [x if callable(x) else self._scalar(x) for x in (found if listed else [found])]
         return losses if listed else self._evaluated(losses[0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 import pkgutil
-import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import Port
+from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes import onnx, stacked
@@ -52,7 +53,7 @@ class Inference:
         self,
         functions: ProgramFunctions,
         new_state: Callable[[int], PolicyState],
-        lock: threading.RLock,
+        lock: EagerLock,
     ) -> None:
         spec = functions.spec
         self.functions = functions
@@ -68,6 +69,7 @@ class Inference:
         self._stacked: dict[str, stacked.StackedActor | None] = {}
 
     @cached_property
+    @ensure_eager()
     def fitting(self) -> Sequence[str]:
         """The `RUNTIMES` that "auto" takes, the best one first."""
         return [name for name, way in RUNTIMES.items() if way.fits(self)]
@@ -196,11 +198,12 @@ def _extra_outputs(functions: ProgramFunctions) -> list[Port]:
     spec, network = functions.spec, functions.network
     if not spec.policy_class._overrides("extra_action_out_fn"):
         return []
-    inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
-    noise = tf.zeros([2, spec.explorer.noise_size])
-    given = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
-    weights = [tf.convert_to_tensor(variable) for variable in network.variables]
-    extras = functions.act(weights, given).extras
+    with placed(CPU):
+        inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
+        noise = tf.zeros([2, spec.explorer.noise_size])
+        given = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
+        weights = [tf.convert_to_tensor(variable) for variable in network.variables]
+        extras = functions.act(weights, given).extras
     return [
         Port(name, tuple(x.shape[1:]), np.dtype(x.dtype.as_numpy_dtype))
         for name, x in sorted(extras.items())

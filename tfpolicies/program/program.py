@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.eager_mode import EagerLock
 from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.network import FreshWeights
 from tfpolicies.models.ports import InputPorts
+from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.inference import Inference
 from tfpolicies.program.runtimes.runtime import Runtime
@@ -47,12 +49,12 @@ class Program:
         runtime: runs them.
         inference: all that acts.
         updates: all that learns.
-        lock: held while the resident variables are in use.
+        lock: held while the resident variables are in use; its holder executes eagerly.
     """
 
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
-        self.lock = threading.RLock()
+        self.lock = EagerLock()
         _require_room(spec)
         self.functions = ProgramFunctions.of(spec)
         self.layout = self.functions.layout
@@ -158,7 +160,8 @@ class _States:
         keys = [slot.key for slot in self._layout.slots]
         arrays = dict(zip(keys, self._start, strict=True))
         for i, (part, fresh) in enumerate(self._fresh.items()):
-            values = fresh.draw([weight_seed, i] if i else weight_seed)
+            with placed(CPU):  # a seed gives the same weights on every machine
+                values = fresh.draw([weight_seed, i] if i else weight_seed)
             if part == "model" and template is not None and template not in self._templates_taken:
                 self._templates_taken.add(template)
                 given = [np.array(variable.numpy()) for variable in template.variables]

@@ -22,9 +22,11 @@ from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
 from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
+from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.networks import NetworkPlan, require_plans
 from tfpolicies.program.surroundings import require_usual_tensorflow
 from tfpolicies.program.view import ConfigView
+from tfpolicies.system.gpus import limit_gpus
 
 _CLIP = "grad_clip"
 """The hyper-parameter that limits gradients."""
@@ -74,6 +76,7 @@ class ProgramSpec:
         """
         require_usual_tensorflow()
         static = static_settings(policy_class, config)
+        limit_gpus(wanted=bool(static["num_gpus"]))  # nothing of a policy ran before
         dist_class = policy_class._distribution(action_space, static)
         gaussians = (DiagGaussian,), (SquashedGaussian,)
         if static["model"]["free_log_std"] and dist_class.kinds not in gaussians:
@@ -95,7 +98,8 @@ class ProgramSpec:
             made = _MadeByClass(policy_class, spec.view())
             model = {**static["model"], "custom_model": made, "custom_model_config": {}}
             given = {**static, "model": without_memory(model)}  # which `make_model` sees to
-        source = policy_class._model_source(observation_space, dist_class, given)
+        with placed(CPU):  # models are only looked at here, and compared with their copies
+            source = policy_class._model_source(observation_space, dist_class, given)
         return replace(spec, source=source, explorer=explorer.behind(source.noise_size))
 
     def view(self, hyper: Any = None, **more: Any) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.eager_mode import is_eager_process
 from tfpolicies.system.forks import require_tensorflow
 
 
@@ -20,7 +19,7 @@ def require_usual_tensorflow() -> None:
     """
     require_tensorflow()
     if not tf.executing_eagerly():
-        raise ConfigError(_NOT_HERE if _others_are_eager() else _NOT_EAGER)
+        raise ConfigError(_NOT_HERE if is_eager_process() else _NOT_EAGER)
     for name, is_on in _MODES.items():
         if not is_on():
             raise ConfigError(
@@ -36,20 +35,14 @@ def require_usual_tensorflow() -> None:
         )
 
 
-def _others_are_eager() -> bool:
-    """Whether only the block around, in this thread, is not executed eagerly."""
-    with ThreadPoolExecutor(1) as elsewhere:
-        return elsewhere.submit(tf.executing_eagerly).result()
-
-
 _NOT_EAGER = (
     "Eager execution is disabled in this process, and policies need it, in graph mode, too. Remove "
     "tf.compat.v1.disable_eager_execution() or tf.compat.v1.disable_v2_behavior(); choose graph "
     'mode with config.framework("tf") or a TF1 class.'
 )
 _NOT_HERE = (
-    "A policy cannot be made inside a tf.Graph or a tf.function. Make it outside of the `with` "
-    "block or the function; in graph mode it has a graph of its own (policy.get_session().graph)."
+    "A policy cannot be made inside a tf.function. Make it outside of the function; in graph mode "
+    "it has a graph of its own (policy.get_session().graph)."
 )
 _MODES = {
     "resource_variables": tf.compat.v1.resource_variables_enabled,

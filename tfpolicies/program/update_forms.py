@@ -19,6 +19,11 @@ class Form(enum.Enum):
     STEP = "XLA, step by step"  # a plain loop around a compiled step
     LOOP = "XLA"
 
+    @property
+    def next(self) -> Form:
+        """What takes its place where XLA cannot compile it, or takes too long."""
+        return Form.STEP if self is Form.LOOP else Form.PLAIN
+
 
 class Work(NamedTuple):
     """What the operations of a traced step do."""
@@ -70,12 +75,10 @@ def form_of(work: Work, *, may_be_plain: bool, on_cpu: bool) -> Form:
         may_be_plain: whether XLA may be left out.
         on_cpu: whether it learns on the CPU.
     """
-    if not on_cpu:
-        return Form.LOOP
-    remembers_much = work.remembers and work.weights > _WEIGHTS_OF_STEP
+    remembers_much = on_cpu and work.remembers and work.weights > _WEIGHTS_OF_STEP
     if work.convolves or remembers_much or work.operations > _MOST_OPERATIONS:
         return Form.PLAIN if may_be_plain else Form.STEP
-    if work.remembers and work.weights > _WEIGHTS_OF_LOOP:
+    if on_cpu and work.remembers and work.weights > _WEIGHTS_OF_LOOP:
         return Form.STEP
     return Form.LOOP
 

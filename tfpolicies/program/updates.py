@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,15 +20,16 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.finite import all_finite, first_bad, is_finite
+from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.columns import BatchReader, LearnBatch, LearnerSignature
-from tfpolicies.program.devices import CPU
+from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.failed_update import Met, Reason, first_term, last_sound
 from tfpolicies.program.functions import LOSS, no_totals
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, one_minibatch, padded_rows
 from tfpolicies.program.pace import Pace
 from tfpolicies.program.runtimes.function import FunctionRuntime
-from tfpolicies.program.runtimes.runtime import Runtime
+from tfpolicies.program.runtimes.runtime import NotCompiledError, Runtime
 from tfpolicies.program.update_forms import Form, form_of, work_of
 from tfpolicies.program.view import LOSS_MASK
 from tfpolicies.state import PolicyState
@@ -74,7 +74,7 @@ class Updates:
 
     reader: BatchReader
 
-    def __init__(self, runtime: Runtime, eager: FunctionRuntime, lock: threading.RLock) -> None:
+    def __init__(self, runtime: Runtime, eager: FunctionRuntime, lock: EagerLock) -> None:
         functions = eager.functions
         self._functions, self._spec = functions, functions.spec
         self._is_recurrent = functions.network.ports.is_recurrent
@@ -111,10 +111,11 @@ class Updates:
                 return
             require_tensorflow()
             self._eager.forget()  # layers may update themselves in training mode
-            tensors = tf.nest.map_structure(tf.constant, dict(columns))
-            rows = len(tf.nest.flatten(tensors)[0])
-            hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
-            found = self._functions.differentiated(hyper, tensors, self._along(None, 1, rows))
+            with placed(self._functions.device):
+                tensors = tf.nest.map_structure(tf.constant, dict(columns))
+                rows = len(tf.nest.flatten(tensors)[0])
+                hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
+                found = self._functions.differentiated(hyper, tensors, self._along(None, 1, rows))
             signature = LearnerSignature.of(found, tensors)
             weighs = signature.masked or found.batch.reads_lengths
             if self._is_recurrent and not weighs:
@@ -137,6 +138,7 @@ class Updates:
 
     # -- what is compiled ---------------------------------------------------------------------
 
+    @ensure_eager()
     def resolve_form(self, state: PolicyState) -> Form:
         """Decides once how learning is compiled, by what its traced step does.
 
@@ -344,19 +346,19 @@ class Updates:
         *,
         fetches: bool,
     ) -> _Ran:
-        """Runs minibatches on the resident state; without XLA from here on if it cannot compile."""
+        """Runs minibatches on the resident state, in the next form from here on if one fails."""
         form = self.resolve_form(state)
         try:
             totals, found, left = self._run_as(
                 form, state, batch, minibatches, meanwhile, fetches=fetches
             )
-        except (tf.errors.OpError, TypeError, ValueError) as error:
-            is_wanted = self._spec.static["jit_compile"] is True
-            if form is Form.PLAIN or self._jit_works or is_wanted:
+        except (NotCompiledError, tf.errors.OpError, TypeError, ValueError) as error:
+            is_late = self._jit_works and not isinstance(error, NotCompiledError)
+            if form is Form.PLAIN or is_late:
                 raise
-            reason = str(error).splitlines()[0]
-            logger.warning("learning runs without XLA, which cannot compile it: %s", reason)
-            self.form = Form.PLAIN
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self.form = form.next
+            logger.warning(_GIVES_WAY[self.form], reason)
             self._runtime.begin_update(state)  # afresh
             return self._run(state, batch, minibatches, meanwhile, fetches=fetches)
         self._jit_works = form is not Form.PLAIN
@@ -536,13 +538,20 @@ class Updates:
             left: what the update left, by piece.
         """
         self._eager.begin_update(state)
-        found = first_term(self._functions, state, columns, along) or self._bad_of(left)
+        with placed(self._functions.device):
+            found = first_term(self._functions, state, columns, along) or self._bad_of(left)
         return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
 
     def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:
         """Returns what is not finite of that which an update left, where nothing was before."""
         views = self._functions.layout.unpacked(left)
         return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
+
+
+_GIVES_WAY = {
+    Form.STEP: "learning is compiled step by step, for XLA cannot compile its loop: %s",
+    Form.PLAIN: "learning runs without XLA, which cannot compile it: %s",
+}
 
 
 def _is_sound(left: Mapping[str, Any]) -> bool:

@@ -262,6 +262,11 @@ class TapeOptimizer:
 
         return list(zip(tf.cond(self.takes > 0.0, computed, zeros), variables, strict=True))
 
+    def require_gradient(self, loss: tf.Tensor) -> None:
+        """Raises a `ConfigError` if a loss depends on none of the variables."""
+        if self.tape is not None:
+            _gradients(self.tape, loss, self.variables)
+
     def apply_gradients(self, pairs: Sequence[tuple[tf.Tensor | None, Any]]) -> None:
         """Updates the variables; one that does not take this update stays as it is."""
         gradients = by_variable(pairs, self.variables)

@@ -21,6 +21,7 @@ import numpy as np
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.system.memory import available_memory, readable_size
+from tfpolicies.system.paths import resolve_path
 
 _LARGE_FILES = Path("/var/tmp")  # /tmp is often memory
 _OWN_PAGES = 2**20  # bytes; arrays of this size or more share no pages with anything else
@@ -49,7 +50,7 @@ class Room:
     ) -> None:
         check_room(memory_limit_bytes, storage_path)
         self._limit = memory_limit_bytes
-        self._folder = storage_path
+        self._folder = None if storage_path is None else resolve_path(storage_path)
         self.bytes_in_memory = 0
         self.bytes_in_files = 0
 
@@ -128,7 +129,7 @@ def check_room(memory_limit_bytes: Any, storage_path: Any) -> None:
         raise ConfigError(
             f"`memory_limit_bytes` must be a whole number from 0, or None, but got {limit!r}."
         )
-    if storage_path is not None and not Path(storage_path).is_dir():
+    if storage_path is not None and not resolve_path(storage_path).is_dir():
         raise ConfigError(
             f"`storage_path` must be a folder that is there, or None, but got {storage_path!r}."
         )

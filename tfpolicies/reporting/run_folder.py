@@ -17,6 +17,7 @@ from typing import Any
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
 from tfpolicies.system.atomic import place_file, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock
+from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 FORMAT = "tfpolicies-run"
@@ -50,7 +51,7 @@ class RunFolder:
         path: the folder, which need not be there.
 
     Attributes:
-        path: as given; the others lie in it, and need not be there.
+        path: absolute; the others lie in it, and need not be there.
         run_json: the file with the command's settings, which makes the folder a run.
         progress_csv: one row per training iteration.
         error_txt: the traceback of the last error that ended the training.
@@ -64,7 +65,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = resolve_path(path)
         self.run_json = self.path / "run.json"
         self.progress_csv = self.path / "progress.csv"
         self.error_txt = self.path / "error.txt"
@@ -105,9 +106,10 @@ class RunFolder:
         """
         text = _settings_text(settings or {}, now := now or datetime.now())
         stem = f"{_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
-        Path(parent).mkdir(parents=True, exist_ok=True)
+        folder = resolve_path(parent)
+        folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
-            run = cls(Path(parent) / (stem if number == 1 else f"{stem}-{number}"))
+            run = cls(folder / (stem if number == 1 else f"{stem}-{number}"))
             try:
                 run.path.mkdir()
             except FileExistsError:
@@ -276,7 +278,7 @@ def newest_run(parent: str | PathLike[str]) -> RunFolder | None:
 def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
     """Returns the runs in the folder `parent`, newest first; none if there is no such folder."""
     runs: list[tuple[datetime, Path]] = []
-    for run_json in Path(parent).glob("*/run.json"):
+    for run_json in resolve_path(parent).glob("*/run.json"):
         with contextlib.suppress(CheckpointError):  # somebody else's folder
             run = RunFolder.open(run_json.parent)
             runs.append((run.created, run.path))

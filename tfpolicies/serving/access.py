@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tfpolicies.errors import RequestError, UsageError
 from tfpolicies.serving.texts import quote
+from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import content_of, open_regular
 
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -146,7 +147,7 @@ def read_token(path: Path, warn: Callable[[str], object]) -> str:
         UsageError: if there is no such file, or it holds anything but one word.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(resolve_path(path)) as file:
             mode, content = os.fstat(file.fileno()).st_mode, content_of(file, _LONGEST_TOKEN)
     except OSError as error:
         raise UsageError(f"--token-file {str(path)!r} cannot be read: {error}.") from error

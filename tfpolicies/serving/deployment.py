@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import MissingPackageError, UsageError
+from tfpolicies.system.paths import describe_path, resolve_path
 
 
 def deployment(export: str | Path, *, name: str | None = None, **options: Any) -> Any:
@@ -37,11 +38,14 @@ def deployment(export: str | Path, *, name: str | None = None, **options: Any) -
             f"Ray Serve needs packages that are not installed ({error}). Install them: "
             "pip install 'tfpolicies[serve]' 'ray[serve]'"
         ) from error
-    folder = Path(export).absolute()
+    folder = resolve_path(export)
     try:
         newest_folder(folder)
     except (OSError, ValueError) as error:
-        raise UsageError(f"There is no export to deploy. {error} Give its folder.") from error
+        raise UsageError(
+            f"There is no export to deploy in {describe_path(export, folder)}. {error} Give its "
+            "folder."
+        ) from error
     model = name or folder.name
     is_alone = options.get("num_replicas", 1) in (None, 1) and "autoscaling_config" not in options
 

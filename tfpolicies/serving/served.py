@@ -30,6 +30,7 @@ class Limits(NamedTuple):
         max_body: bytes of a request.
         threads: that one call of ONNX Runtime may use.
         max_seconds: that a model may take for one batch, or for its trial when it is loaded.
+        providers: what ONNX Runtime computes with, the best one first; see `OnnxPolicy`.
     """
 
     max_batch: int = 256
@@ -38,6 +39,7 @@ class Limits(NamedTuple):
     max_body: int = 8_000_000
     threads: int = 1
     max_seconds: float = 20.0
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
 
 
 LIMITS = Limits()
@@ -219,7 +221,8 @@ class ServedModel:
     def _read(self) -> Version:
         limits = self._limits
         folder = newest_folder(self.folder)
-        return Version(folder, limits.threads, self._time_limits, limits.max_seconds)
+        how = limits.threads, self._time_limits, limits.max_seconds, limits.providers
+        return Version(folder, *how)
 
     def _newest(self) -> Running:
         if self._running is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Version:
         threads: how many threads a call may use.
         time_limits: ends what takes too long.
         seconds: that the trial may take.
+        providers: what ONNX Runtime computes with; see `OnnxPolicy`.
 
     Raises:
         ValueError: if the files do not belong together, are not what an export writes, or hold a
@@ -60,9 +61,10 @@ class Version:
         threads: int = 1,
         time_limits: TimeLimits | None = None,
         seconds: float = 60.0,
+        providers: Sequence[str] | None = None,
     ) -> None:
         self.folder, self.time_limits = folder, time_limits or TimeLimits()
-        self._policies = _policies(folder, threads)
+        self._policies = _policies(folder, threads, providers)
         for policy in self._policies.values():
             policy.get_run_options = self.time_limits.get_options
         self.greedy = self._policies[Way(explore=False, values=True)]
@@ -173,17 +175,17 @@ class Version:
         return time.thread_time() - began
 
 
-def _policies(folder: Path, threads: int) -> dict[Way, OnnxPolicy]:
+def _policies(folder: Path, threads: int, providers: Sequence[str] | None) -> dict[Way, OnnxPolicy]:
     """Returns the model for each way; an export without values needs one for both."""
     found: dict[Way, OnnxPolicy] = {}
+    load = partial(OnnxPolicy, folder, threads=threads, providers=providers)
     for explore in (False, True):
-        policy = OnnxPolicy(folder, sample=explore, threads=threads)
+        policy = load(sample=explore)
         found[Way(explore, values=True)] = found[Way(explore, values=False)] = policy
         outputs = policy.spec["signatures"]["serving_default"]["outputs"]
         if VALUES in [port["name"] for port in outputs]:
             prepare = partial(without_outputs, names=[VALUES])
-            cut = OnnxPolicy(folder, sample=explore, threads=threads, prepare=prepare)
-            found[Way(explore, values=False)] = cut
+            found[Way(explore, values=False)] = load(sample=explore, prepare=prepare)
     return found
 
 

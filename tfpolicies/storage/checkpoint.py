@@ -53,6 +53,7 @@ from tfpolicies.system.atomic import (
     remove_if_empty,
     sync_folder,
 )
+from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import content_of, open_regular, read_regular, size_of
 
 # What reading a stranger's JSON file as a manifest may raise.
@@ -270,7 +271,7 @@ def read_checkpoint(
     that is replaced meanwhile is read whole, old or new.
 
     Args:
-        folder: Where `write_checkpoint` wrote.
+        folder: Where `write_checkpoint` wrote, as the caller wrote it.
         manifest_name: Name of the JSON file, such as "policy.json".
         kind: The "type" that the manifest must have, such as "Policy".
         groups: Groups of arrays to read of the checkpoint itself; all by default. A name that the
@@ -282,10 +283,10 @@ def read_checkpoint(
             another version or damaged. The message names the file and the reason.
         UnknownPolicyError: if the checkpoint has no policy of one of the ids.
     """
-    root = Path(folder)
+    root = resolve_path(folder)
     seen: bytes | None = None
     while True:
-        text = _read_manifest_text(root, manifest_name)
+        text = _read_manifest_text(folder, root, manifest_name)
         try:
             return _load(root, manifest_name, text, kind, groups, policies)
         except _VanishedError:
@@ -302,8 +303,9 @@ def read_manifest(
     Raises:
         CheckpointError: as `read_checkpoint` does.
     """
-    root = Path(folder)
-    return parse_manifest(root / manifest_name, _read_manifest_text(root, manifest_name), kind)
+    root = resolve_path(folder)
+    text = _read_manifest_text(folder, root, manifest_name)
+    return parse_manifest(root / manifest_name, text, kind)
 
 
 def _load(
@@ -343,17 +345,28 @@ def _found_segment(root: Path, entry: dict[str, Any]) -> Segment:
     return Segment(None, Home(file))
 
 
-def _read_manifest_text(root: Path, manifest_name: str) -> bytes:
+def missing_checkpoint(written: str | os.PathLike[str], root: Path) -> CheckpointError:
+    """Returns the error for a folder that is not there.
+
+    Args:
+        written: the folder, as the caller wrote it.
+        root: the folder, absolute.
+    """
+    runs = [folder for folder in root.parents[:2] if (folder / "run.json").exists()]
+    hint = _hint_at_checkpoint(runs[0]) if runs else ""
+    name = describe_path(written, root)
+    return CheckpointError(f"Checkpoint {name} not found: there is no such folder.{hint}")
+
+
+def _read_manifest_text(written: str | os.PathLike[str], root: Path, manifest_name: str) -> bytes:
     if not root.is_dir():
-        above = root.absolute().parents[:2]
-        runs = [folder for folder in above if (folder / "run.json").exists()]
-        hint = _hint_at_checkpoint(runs[0]) if runs else ""
-        raise CheckpointError(f"Checkpoint {str(root)!r} not found: there is no such folder.{hint}")
+        raise missing_checkpoint(written, root)
     try:
         return read_regular(root / manifest_name, LARGEST)
     except FileNotFoundError:
         raise CheckpointError(
-            f"Checkpoint {str(root)!r} does not seem to be valid: it has no {manifest_name}."
+            f"Checkpoint {describe_path(written, root)} does not seem to be valid: it has no "
+            f"{manifest_name}."
             f"{_hint_at_checkpoint(root)}"
         ) from None
     except OSError as error:

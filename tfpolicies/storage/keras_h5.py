@@ -20,9 +20,8 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import MissingModelFileError, ModelImportError
@@ -37,6 +36,7 @@ from tfpolicies.keras_weights import (
 )
 from tfpolicies.storage.hdf5_reader import Hdf5Object
 from tfpolicies.storage.hdf5_source import SIGNATURE, Hdf5Error, UnsupportedHdf5Error
+from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
@@ -65,8 +65,7 @@ def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
         ModelImportError: if it is of another kind, damaged or uses what Keras does not; the
             message names the file and, where there is one, the layer.
     """
-    file = Path(path)
-    content = _content(file)
+    name, content = repr(os.fspath(path)), _content(path)
     try:
         if content.startswith(SIGNATURE):
             return _read_hdf5(content)
@@ -76,21 +75,22 @@ def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
         is_foreign = isinstance(error, UnsupportedHdf5Error)
         advice = " Load it with Keras and save its weights again." if is_foreign else ""
         raise ModelImportError(
-            f"`import_file`: {str(file)!r} cannot be read as Keras weights: {error}. Nothing was "
+            f"`import_file`: {name} cannot be read as Keras weights: {error}. Nothing was "
             f"imported.{advice}"
         ) from error
     raise ModelImportError(
-        f"`import_file`: {str(file)!r} is neither HDF5 nor a .keras archive. Give a file "
+        f"`import_file`: {name} is neither HDF5 nor a .keras archive. Give a file "
         "written by Keras: .weights.h5, .keras or .h5."
     )
 
 
-def _content(file: Path) -> bytes:
+def _content(path: str | os.PathLike[str]) -> bytes:
+    file = resolve_path(path)
     try:
         return read_regular(file)
     except FileNotFoundError:
         raise MissingModelFileError(
-            f"`import_file`: there is no file {str(file)!r}. Check the path."
+            f"`import_file`: there is no file {describe_path(path, file)}. Check the path."
         ) from None
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
         raise ModelImportError(f"`import_file`: {str(file)!r} cannot be read: {error}.") from error
@@ -146,11 +146,30 @@ def _keras2_owners(parent: Hdf5Object, group_name: str, layer: str) -> Iterator[
         raise Hdf5Error(f"the layer {group_name!r} lists a weight twice")
     owners: dict[str, list[NamedArray]] = {}
     for name in names:
+        if name.count("/") > _MAX_DEPTH or len(name) > _MAX_PATH:
+            raise Hdf5Error(f"its weights are nested deeper than {_MAX_DEPTH}, or have long names")
         owner = _keras2_owner(layer, name)
         if not _SEED.fullmatch(name.rpartition("/")[2].removesuffix(":0")):
             owners.setdefault(owner, []).append(_array(group.find(name), name))
-    for owner, weights in owners.items():
-        yield LayerWeights(owner, None, weights)
+    for owner in _outer_first(owners):
+        yield LayerWeights(owner, None, owners[owner])
+
+
+def _outer_first(names: Iterable[str]) -> list[str]:
+    """Sorts layers as a model has them: each before those inside it, and these together.
+
+    Keras lists what is trained of a layer and all those inside it, and then the rest.
+
+    >>> _outer_first(["norm/dense", "norm", "cell/a", "b", "cell/c"])
+    ['norm', 'norm/dense', 'cell/a', 'cell/c', 'b']
+    """
+    first: dict[tuple[str, ...], int] = {}
+    orders = {}
+    for name in names:
+        parts = name.split("/")
+        prefixes = [tuple(parts[:end]) for end in range(1, len(parts) + 1)]
+        orders[name] = [first.setdefault(prefix, len(first)) for prefix in prefixes]
+    return sorted(orders, key=lambda name: orders[name])
 
 
 def _keras2_owner(layer: str, weight: str) -> str:

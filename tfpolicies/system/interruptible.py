@@ -7,7 +7,9 @@ a signal takes out of waiting, nor the end of the process.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from typing import Generic, TypeVar
@@ -40,16 +42,21 @@ class BackgroundCall(Generic[Result]):
         except BaseException as error:
             self._future.set_exception(error)
 
-    def result(self) -> Result:
-        """Waits for the call and returns what it gave, or raises what it raised."""
-        self._wait()
+    def result(self, seconds: float = math.inf) -> Result:
+        """Waits for the call and returns what it gave, or raises what it raised.
+
+        Args:
+            seconds: how long to wait.
+
+        Raises:
+            TimeoutError: if it takes longer; the call continues, and its result is discarded.
+        """
+        until = time.monotonic() + seconds
+        while not futures.wait([self._future], min(_TICK, seconds)).done:
+            if time.monotonic() > until:
+                raise TimeoutError(f"it took longer than {seconds:g} s")
         return self._future.result()
 
-    def abandon(self) -> None:
-        """Waits for the end of the call if it has begun; otherwise it never will."""
-        if not self._future.cancel():
-            self._wait()
-
-    def _wait(self) -> None:
-        while not futures.wait([self._future], _TICK).done:
-            pass
+    def cancel(self) -> bool:
+        """Keeps the call from beginning; returns False if it has begun."""
+        return self._future.cancel()

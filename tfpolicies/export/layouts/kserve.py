@@ -64,7 +64,7 @@ def export_kserve(
         ForkError: if this process was forked after TensorFlow had started.
     """
     opset, target = checked_opset(opset), Path(export_dir)
-    name = kubernetes_name(target.absolute().name)
+    name = kubernetes_name(target.name)
     with onnx_staging(target, opset) as staging:
         entry = staging / REPOSITORY / name
         entry.mkdir(parents=True)

@@ -35,7 +35,7 @@ def export_tf_serving(
     client waits for what is done lazily. They go through `serving_default` of a model whose name is
     that of the folder.
     """
-    name = Path(export_dir).absolute().name
+    name = Path(export_dir).name
 
     def add_requests(folder: Path, serving: Serving) -> None:
         (folder / WARM_UP).parent.mkdir()
@@ -44,7 +44,7 @@ def export_tf_serving(
                 records.write(_prediction_log(name, inputs))
 
     result = export_saved_model(program, state, export_dir, add_requests)
-    base = str(Path(export_dir).absolute())
+    base = os.fspath(export_dir)
     use = f"Start it with tensorflow_model_server --model_name={name} --model_base_path={base}."
     return result._replace(use=use)
 

@@ -75,7 +75,7 @@ def export_triton(
     with onnx_staging(entry, opset) as staging:
         parity = write_triton(staging, program, state.copy(), opset)
         path = place_triton(staging, entry)
-    repository = str(entry.absolute().parent)
+    repository = str(entry.parent)
     return ExportResult(
         path, parity, f"Start it with tritonserver --model-repository={repository}."
     )
@@ -103,7 +103,7 @@ def write_triton(folder: Path, program: Program, state: PolicyState, opset: int)
     parity = _verified(onnx_step(version / MODEL_FILE), program, state)
     files = {GREEDY: MODEL_FILE}
     write_onnx_spec(version, program, serving, parity, files, opset, layout="triton")
-    (folder / CONFIG_FILE).write_text(_config(serving, memory), encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(_config(serving, memory, content), encoding="utf-8")
     return parity
 
 
@@ -173,13 +173,19 @@ def _check_start(step: Step, inputs: dict[str, np.ndarray], rows: int) -> None:
             raise ExportError(f"The exported graph does not forget its memory at START: {name}.")
 
 
-def _config(serving: Serving, memory: Sequence[Port]) -> str:
+def _config(serving: Serving, memory: Sequence[Port], content: bytes) -> str:
     """Returns the text of `config.pbtxt`, a `ModelConfig` of Triton's published protocol."""
+    import onnx
+
+    # A GPU, where there is one, is the faster one for convolutions alone.
+    operators = {node.op_type for node in onnx.load_from_string(content).graph.node}
+    where = "KIND_AUTO" if "Conv" in operators else "KIND_CPU"
     kept = {port.name for port in memory}
     kept |= {name.replace("_in_", "_out_") for name in kept} | {START.name}
     lines = ['backend: "onnxruntime"', f"max_batch_size: {MAX_BATCH_SIZE}"]
     for kind, ports in (("input", serving.inputs[GREEDY]), ("output", serving.outputs)):
         lines += [f"{kind} {{ {_tensor(port.port)} }}" for port in ports if port.name not in kept]
+    lines.append(f"instance_group {{ kind: {where} }}")
     return "\n".join([*lines, *(_by_sequences(memory) if memory else _BY_ROWS), ""])
 
 

@@ -69,9 +69,10 @@ class Encoder:
             if is_convolved(leaf, config)
         }
         self._channels_last: dict[str, Any] = {}  # images that both towers read, by input
+        wants_flat = config["conv_filters"] is not None and not config["conv_filters"]
         for leaf, name in self._leaves:
-            if name not in self._filters and config["conv_filters"] is None and _has_rank_3(leaf):
-                _say_it_is_flattened(name, leaf.shape)
+            if name not in self._filters and _may_be_image(leaf) and not wants_flat:
+                _warn_flattened(name, leaf.shape, leaf.dtype == np.uint8)
 
     @property
     def has_images(self) -> bool:
@@ -246,17 +247,40 @@ def _sides(leaf: Leaf, config: Mapping[str, Any]) -> tuple[int, int]:
     return (two, three) if has_channels_first(leaf, config) else (one, two)
 
 
+def _may_be_image(leaf: Leaf) -> bool:
+    """Whether a leaf may show an image or several: rank 3 or more, or a matrix of many uint8."""
+    if not isinstance(leaf.space, spaces.Box) or len(leaf.shape) < 2:
+        return False
+    return len(leaf.shape) > 2 or (leaf.dtype == np.uint8 and min(leaf.shape) >= _LEAST_SIDE)
+
+
 @functools.cache
-def _say_it_is_flattened(name: str, shape: tuple[int, ...]) -> None:
+def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
+    if len(shape) == 3:
+        logger.warning(
+            "%r of shape %s is flattened: by itself only an image gets convolutions, with sides of "
+            "at least %d pixels, and of uint8 or of a size with default filters (%s). For "
+            "convolutions give model={'conv_filters': %s}.",
+            name,
+            shape,
+            _LEAST_SIDE,
+            _known_sizes(),
+            _example(*shape[:2]),
+        )
+        return
+    advice = (
+        "Add an axis of channels, as the connector FrameStack(1) does"
+        if len(shape) == 2
+        else "Join stacked frames along the channels, as the connector FrameStack does"
+    )
     logger.warning(
-        "%r of shape %s is flattened: by itself only an image gets convolutions, with sides of at "
-        "least %d pixels, and of uint8 or of a size with default filters (%s). For convolutions "
-        "give model={'conv_filters': %s}.",
+        "%r of shape %s is flattened%s: only a Box [height, width, channels] is an image. %s, or "
+        "give a model of your own (model={'custom_model': ...}). model={'conv_filters': []} "
+        "flattens it without this line.",
         name,
         shape,
-        _LEAST_SIDE,
-        _known_sizes(),
-        _example(*shape[:2]),
+        ", and its numbers stay from 0 to 255" if is_uint8 else "",
+        advice,
     )
 
 

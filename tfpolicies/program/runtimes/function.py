@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, contexts, lender, on_device
+from tfpolicies.models.eager_mode import ensure_eager
+from tfpolicies.program.devices import CPU, contexts, lender, on_device, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
+from tfpolicies.program.runtimes.runtime import (
+    COMPILE_SECONDS,
+    Rehearsals,
+    Resident,
+    Runtime,
+    concrete,
+)
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 from tfpolicies.system.interruptible import BackgroundCall
@@ -28,15 +36,23 @@ class Traced:
     Args:
         function: takes what `signature` says.
         signature: nests of `tf.TensorSpec`.
+        device: where it is traced and called.
         jit: whether XLA compiles it.
     """
 
     _call: Any = None
     _captured: Sequence[Any] = ()
+    _variables: Sequence[tf.Variable] = ()
 
-    def __init__(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> None:
+    def __init__(
+        self, function: Any, signature: Sequence[Any], device: str, *, jit: bool = False
+    ) -> None:
+        on = on_device(function, device)
+
         def flat(tensors: Sequence[tf.Tensor]) -> Any:
-            return function(*tf.nest.pack_sequence_as(signature, tensors))
+            return on(*tf.nest.pack_sequence_as(signature, tensors))
+
+        self._device, self._jit = device, jit
 
         # Without AutoGraph a trace takes half the time, and its errors point into the user's code.
         self._function = tf.function(flat, jit_compile=jit or None, autograph=False)
@@ -47,13 +63,22 @@ class Traced:
         if self._call is None:
             concrete = self._function.get_concrete_function(self._signature)
             self._captured = concrete.captured_inputs
+            self._variables = concrete.graph.variables
             self._call = concrete.inference_fn.call_preflattened
 
     def __call__(self, *inputs: Any) -> Any:
         """Calls it with tensors that are nested, and of the dtypes, as the signature says."""
         if self._call is None:
             self.trace()
-        return self._call([*tf.nest.flatten(inputs), *self._captured])
+        with contexts()(self._device):
+            return self._call([*tf.nest.flatten(inputs), *self._captured])
+
+    def rehearse(self, *inputs: Any) -> None:
+        """Calls it, traced, on copies of its variables: XLA compiles, and nothing changes."""
+        with contexts()(self._device):
+            copies = {id(x.handle): tf.Variable(x, trainable=False) for x in self._variables}
+            captured = [copies[id(x)].handle if id(x) in copies else x for x in self._captured]
+            self._call([*tf.nest.flatten(inputs), *captured])
 
 
 def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
@@ -64,6 +89,12 @@ def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
         found = [_mapped(place, each) for each in arrays]
         return found if isinstance(arrays, list) else tuple(found)
     return place(arrays)
+
+
+@contextlib.contextmanager
+def _eager_on(device: str) -> Iterator[None]:
+    with ensure_eager(), placed(device):
+        yield
 
 
 class _Acting(Traced):
@@ -78,9 +109,14 @@ class _Acting(Traced):
         if self._has_run:
             return self._call([*tensors, *self._captured])
         self.trace()
-        first = BackgroundCall(functools.partial(self._call, [*tensors, *self._captured]))
+
+        def call() -> Any:
+            with contexts()(self._device):  # which is that of a thread
+                return self._call([*tensors, *self._captured])
+
+        first = BackgroundCall(call)
         first.start()
-        found = first.result()
+        found = first.result(COMPILE_SECONDS if self._jit else math.inf)
         self._has_run = True
         return found
 
@@ -100,18 +136,20 @@ class FunctionRuntime(Runtime):
     def __init__(self, functions: ProgramFunctions, act: ActLayout, *, traced: bool) -> None:
         super().__init__(functions, act)
         self.traced = traced
-        self._first_calls = FirstCalls()
+        self._rehearsals = Rehearsals()
         self._resident = Resident()
         self._lend = lender()
+        self._acting_device = functions.acting_device
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
         self._make_functions(self.signatures.acting_segments)
 
     def _made(
         self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
     ) -> Any:
-        on = on_device(function, CPU if acts else self.functions.device)
-        kind = _Acting if acts else Traced
-        return kind(on, signature, jit=jit) if self.traced else on
+        device = self.functions.acting_device if acts else self.functions.device
+        if not self.traced:
+            return on_device(function, device)
+        return (_Acting if acts else Traced)(function, signature, device, jit=jit)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -120,7 +158,8 @@ class FunctionRuntime(Runtime):
     ) -> list[np.ndarray]:
         if forks.forked_from is not None:
             forks.require_tensorflow()
-        with contexts()(CPU):
+        device = self._acting_device
+        with contexts()(device) if tf.executing_eagerly() else _eager_on(device):
             known = self._weights
             if known is None or known[0] is not state or known[1] != state.version:
                 known = self._weights = self._placed_weights(state)
@@ -128,18 +167,29 @@ class FunctionRuntime(Runtime):
 
     def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
         """Returns the weights as tensors: copies of memory; `acting` has copied what was left."""
-        place = tf.constant if state.left is None else self._lend
+        copies = state.left is None or self._acting_device != CPU
+        place = tf.constant if copies else self._lend
         segments = state.acting
         weights = [place(segments[name]) for name in self.signatures.acting_segments]
         return state, state.version, weights
 
     # -- learning -----------------------------------------------------------------------------
 
-    def _prepared(
-        self, function: Any, state: PolicyState, given: Sequence[Any]
-    ) -> tuple[FirstCalls, Callable[[], Any]]:
-        call = functools.partial(function, self._lend(state.hyper.copy()), *given)
-        return self._first_calls, call
+    def _rehearse(
+        self,
+        key: Hashable,
+        function: Any,
+        state: PolicyState,
+        given: Sequence[Any],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        def call() -> None:
+            function.rehearse(self.lent(state.hyper.copy()), *given)
+
+        self._rehearsals.run(key, call, meanwhile)
+
+    def _update(self, function: Any, state: PolicyState, given: Sequence[Any]) -> Any:
+        return function(self.lent(state.hyper.copy()), *given)
 
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
@@ -147,24 +197,25 @@ class FunctionRuntime(Runtime):
         return concrete(on, signature, for_xla=for_xla) if self.traced else on
 
     def placed(self, arrays: Any) -> Any:
-        """Returns nested arrays as tensors."""
-        return _mapped(tf.constant, arrays)
+        """Returns nested arrays as tensors on the device that learns."""
+        with placed(self.functions.device):
+            return _mapped(tf.constant, arrays)
 
     def lent(self, arrays: Any) -> Any:
-        """Returns nested arrays as tensors that may share their memory."""
+        """Returns nested arrays as tensors where learning is; on the CPU they may share memory."""
+        if self.functions.device != CPU:  # a loop is where what it reads is
+            return self.placed(arrays)
         return _mapped(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
         forks.require_tensorflow()
-        if not self._resident.is_there(state):  # nor is it while a call is left behind
-            self._first_calls.settle()
-            self._load({name: tf.constant(array) for name, array in state.segments.items()})
+        if not self._resident.is_there(state):
+            self._load(self.placed(dict(state.segments)))
             self._resident.note(state)
 
     def forget(self) -> None:
         """Says that the resident variables are about to hold no state."""
-        self._first_calls.settle()
         self._resident.forget()
 
     def resident(self, state: PolicyState) -> Resident:

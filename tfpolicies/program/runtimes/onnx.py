@@ -22,6 +22,7 @@ from tfpolicies.program.runtimes.lean_graphs import (
     dequantize_bytes,
     with_products,
 )
+from tfpolicies.program.runtimes.onnx_operators import HANDLERS
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.ways import OPSETS
@@ -143,13 +144,16 @@ def fits(runtime: Runtime) -> bool:
 
     TensorFlow is the faster one where the network convolves large images, or with large kernels:
     with weights that are inputs, ONNX Runtime brings the kernels into its own layout in each call
-    (10 ns a number), and it has one thread. Kernels that cover their image stay as they are.
+    (10 ns a number), and it has one thread. Kernels that cover their image stay as they are. It is
+    here for the CPU, and acting for images is on the GPU where learning is.
     """
     functions = runtime.functions
     kernels = [math.prod(x.shape) for x in functions.layout.acting if len(x.shape) > 3]
     leaves = functions.network.ports.obs_leaves
     images = [math.prod(leaf.shape[:-1]) for leaf in leaves if len(leaf.shape) > 2]
     convolves_much = kernels and max(images, default=0) >= _LARGE_IMAGE
+    if functions.acting_device != CPU:
+        return False
     if convolves_much or not functions.spec.static["eager_tracing"]:
         return False
     total = sum(kernels)
@@ -211,7 +215,10 @@ def convert(
             model = _converted(concrete, signature, opset)
         except Exception:  # it leaves out what fails of its optimizers, and for that copies graphs
             model, _ = tf2onnx.convert.from_function(
-                function, input_signature=list(signature), opset=opset
+                function,
+                input_signature=list(signature),
+                opset=opset,
+                custom_op_handlers=HANDLERS,
             )
     _require_operators(model, opset)
     dequantize_bytes(model)
@@ -240,6 +247,7 @@ def _converted(concrete: Any, signature: Sequence[Any], opset: int) -> Any:
                 input_names=inputs,
                 output_names=outputs,
                 tensors_to_rename=names,
+                custom_op_handlers=HANDLERS,
             )
             made = optimizer.optimize_graph(made, catch_errors=False)
     return made.make_model("a policy's function")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.update_forms import Form
@@ -104,7 +105,8 @@ class Runtime(Actor):
             return self._made(function, [signature], acts=True, jit=jit)
 
         self._act = acting(flat.many, signatures.act)  # any number of rows
-        if self.traced and self.functions.spec.static["jit_compile"] is not False:
+        on_cpu = self.functions.acting_device == CPU
+        if self.traced and on_cpu and self.functions.spec.static["jit_compile"] is not False:
             # One row: XLA runs its few dozen operations as one.
             self._act_one = acting(flat.one, signatures.one_row, jit=True)
         inputs, actions = signatures.act.inputs, signatures.actions
@@ -139,7 +141,7 @@ class Runtime(Actor):
         if len(noise) == 1 and self._act_one is not None:
             try:
                 return self.act_layout.unpack(self._called(self._act_one, states, given))
-            except tf.errors.OpError:  # XLA does not know one of the model's operations
+            except (tf.errors.OpError, TimeoutError):  # XLA does not know one of the operations
                 self._act_one = None
         return self.act_layout.unpack(self._called(self._act, states, given))
 
@@ -218,9 +220,9 @@ class Runtime(Actor):
 
         Returns:
             A function `f(state, *given, shapes=None, meanwhile=None)` that takes what `placed` gave
-            and gives arrays or tensors. The first call with other `shapes`, where anything is
-            compiled, runs in another thread, so that its caller can be interrupted, and
-            `meanwhile()` in this one.
+            and gives arrays or tensors. Before the first call with other `shapes`, where anything
+            is compiled, a rehearsal runs in another thread, so that its caller can be interrupted,
+            and `meanwhile()` in this one. It raises a `NotCompiledError` if that fails.
         """
         takes = [self.signatures.hyper, *signature]
         made = self._made(function, takes, jit=form is Form.LOOP)
@@ -231,17 +233,39 @@ class Runtime(Actor):
             shapes: Any = None,
             meanwhile: Callable[[], None] | None = None,
         ) -> Any:
-            first_calls, call = self._prepared(made, state, given)
             key = None if form is Form.PLAIN else (made, shapes)
-            return first_calls.run(key, call, meanwhile, made)
+            if key is not None:
+                made.trace()  # in this thread
+            self._rehearse(key, made, state, given, meanwhile)
+            return self._update(made, state, given)
 
         return update
 
     @abc.abstractmethod
-    def _prepared(
-        self, function: Any, state: PolicyState, given: Sequence[Any]
-    ) -> tuple[FirstCalls, Callable[[], Any]]:
-        """Returns a call of an update function, and what makes such calls for a state."""
+    def _rehearse(
+        self,
+        key: Hashable,
+        function: Any,
+        state: PolicyState,
+        given: Sequence[Any],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        """Has XLA compile an update function; changes no variable that the state is read from.
+
+        Args:
+            key: of what is compiled; None if nothing is.
+            function: what `_made` gave, traced.
+            state: in the resident variables.
+            given: what the function is called with.
+            meanwhile: called in this thread in any case.
+
+        Raises:
+            NotCompiledError: if XLA cannot compile it, or takes longer than `COMPILE_SECONDS`.
+        """
+
+    @abc.abstractmethod
+    def _update(self, function: Any, state: PolicyState, given: Sequence[Any]) -> Any:
+        """Calls an update function on the resident variables."""
 
     @abc.abstractmethod
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
@@ -276,54 +300,61 @@ def concrete(function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
     return found[0]
 
 
-class FirstCalls:
-    """Makes the first call of each compiled shape where its caller can be interrupted.
+COMPILE_SECONDS = 60.0
+"""How long XLA may compile one shape of a function before another form takes its place."""
 
-    Such a call takes seconds, most of them XLA's. A caller who is interrupted leaves it behind, and
-    whoever needs the variables that it works on waits for its end.
+
+class NotCompiledError(Exception):
+    """XLA could not compile a function, or took too long; its callers run another form of it."""
+
+
+class Rehearsals:
+    """Makes a first call of each compiled shape where its caller can be interrupted.
+
+    Such a call takes seconds, most of them XLA's. It works on variables that nothing else reads,
+    so a caller who is interrupted, or waits no longer, need not care when it ends.
     """
 
     def __init__(self) -> None:
-        self._known: set[Any] = {None}
-        self._running: BackgroundCall[Any] | None = None
+        self._compiled: set[Hashable] = {None}
+        self._running: dict[Hashable, BackgroundCall[Any]] = {}
 
     def run(
-        self,
-        key: Any,
-        call: Callable[[], Any],
-        meanwhile: Callable[[], None] | None,
-        function: Any,
-    ) -> Any:
-        """Makes a call, in another thread if none with this key has ended well before.
+        self, key: Hashable, call: Callable[[], Any], meanwhile: Callable[[], None] | None
+    ) -> bool:
+        """Makes a call in another thread, if none with this key has ended well before.
+
+        Returns False if one has.
 
         Args:
             key: of what is compiled; None if nothing is.
             call: the call; it takes no lock.
             meanwhile: called in this thread in any case.
-            function: what is called; its `trace` runs before, so that the call needs not.
+
+        Raises:
+            NotCompiledError: if the call fails, or takes longer than `COMPILE_SECONDS`.
         """
-        if self._running is not None:
-            self.settle()
-        if key in self._known:
-            found = call()
-            if meanwhile is not None:
-                meanwhile()
-            return found
-        function.trace()
-        self._running = BackgroundCall(call)
-        self._running.start()
+        is_new = key not in self._compiled
+        if is_new and key not in self._running:  # it runs if a caller was interrupted
+            self._running[key] = BackgroundCall(call)
+            self._running[key].start()
         if meanwhile is not None:
             meanwhile()
-        found = self._running.result()
-        self._running = None
-        self._known.add(key)
-        return found
-
-    def settle(self) -> None:
-        """Sees to it that no call that was left behind runs any more."""
-        if self._running is not None:
-            self._running.abandon()
-            self._running = None
+        if not is_new:
+            return False
+        try:
+            self._running[key].result(COMPILE_SECONDS)
+        except Exception as error:
+            del self._running[key]
+            text = str(error) or type(error).__name__
+            raise NotCompiledError(text.splitlines()[0]) from error
+        except BaseException:
+            if self._running[key].cancel():
+                del self._running[key]
+            raise
+        del self._running[key]
+        self._compiled.add(key)
+        return True
 
 
 class Resident:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.program.devices import on_device
+from tfpolicies.models.eager_mode import EagerLock
+from tfpolicies.program.devices import on_device, placed
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
+from tfpolicies.program.runtimes.runtime import Rehearsals, Resident, Runtime, concrete
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 
@@ -51,6 +52,9 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
             f"tf_session_args={dict(session_args)!r} must be fields of tf.compat.v1.ConfigProto: "
             f"{error}"
         ) from error
+    physical, logical = tf.config.list_physical_devices, tf.config.list_logical_devices
+    if physical("GPU") and not logical("GPU"):  # those that are hidden are hidden from sessions
+        config.device_count["GPU"] = 0
     threads = config.inter_op_parallelism_threads
     if threads > 0 and not (config.use_per_session_threads or config.session_inter_op_thread_pool):
         pool = f"tfpolicies/{threads}"
@@ -68,6 +72,7 @@ class _GraphFunction:
     graph: tf.Graph
     function: Any
     signature: Sequence[Any]
+    device: str
     jit: bool
     options: Any = None
     _structure: Any = None
@@ -82,9 +87,13 @@ class _GraphFunction:
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self.signature
             )
             # A function orders its assignments by itself, which a plain v1 graph does not.
-            function = tf.function(self._run, jit_compile=self.jit or None, autograph=False)
-            # Called as it is, it would run as plain operations after `run_functions_eagerly(True)`.
-            self._structure = function.get_concrete_function(*self.signature)(*given)
+            # XLA places nothing, and takes no code that was optimised for a device.
+            run = self._run if self.jit else on_device(self._run, self.device)
+            function = tf.function(run, jit_compile=self.jit or None, autograph=False)
+            with placed(self.device):
+                # Called as it is, it would run as plain operations after
+                # `run_functions_eagerly(True)`.
+                self._structure = function.get_concrete_function(*self.signature)(*given)
             self.options = _callable_options(
                 tf.nest.flatten(given), tf.nest.flatten(self._structure)
             )
@@ -127,14 +136,13 @@ class _OpenSession:
     def __init__(self, session: Any) -> None:
         self.session = session
         self.resident = Resident()
-        self.first_calls = FirstCalls()
+        self.rehearsals = Rehearsals()
         self.callables = _Callables(session)
         # At the end of the process they must go before TensorFlow's modules do.
         weakref.finalize(self, self.callables.clear)
 
     def close(self) -> None:
         """Closes the session, and gives its memory back."""
-        self.first_calls.settle()
         self.callables.clear()
         self.resident.forget()
         self.session.close()
@@ -252,7 +260,7 @@ class SessionRuntime(Runtime):
         self,
         functions: ProgramFunctions,
         act: ActLayout,
-        lock: threading.RLock,
+        lock: EagerLock,
     ) -> None:
         self._lock = lock
         self._graph = tf.Graph()
@@ -274,8 +282,7 @@ class SessionRuntime(Runtime):
     def _made(
         self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
     ) -> _GraphFunction:
-        on = on_device(function, self.functions.device)
-        return _GraphFunction(self._graph, on, signature, jit=jit)
+        return _GraphFunction(self._graph, function, signature, self.functions.device, jit=jit)
 
     # -- sessions -----------------------------------------------------------------------------
 
@@ -336,15 +343,35 @@ class SessionRuntime(Runtime):
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
         forks.require_tensorflow()
+        on = function if for_xla else on_device(function, self.functions.device)
         with self._graph.as_default():
-            return concrete(on_device(function, self.functions.device), signature, for_xla=for_xla)
+            return concrete(on, signature, for_xla=for_xla)
 
-    def _prepared(
-        self, function: _GraphFunction, state: PolicyState, given: Sequence[Any]
-    ) -> tuple[FirstCalls, Callable[[], Any]]:
+    def _rehearse(
+        self,
+        key: Hashable,
+        function: _GraphFunction,
+        state: PolicyState,
+        given: Sequence[Any],
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        held = self._held(state)
+        opened, arrays = held.opened(), tf.nest.flatten([state.hyper.copy(), *given])
+        try:
+            is_new = opened.rehearsals.run(
+                key, lambda: opened.callables[function](*arrays), meanwhile
+            )
+        except BaseException:
+            held.open = None  # the call may still change its variables
+            raise
+        if is_new:
+            opened.resident.forget()
+            self.begin_update(state)
+
+    def _update(self, function: _GraphFunction, state: PolicyState, given: Sequence[Any]) -> Any:
         function.trace()
-        opened, arrays = self._held(state).opened(), tf.nest.flatten([state.hyper, *given])
-        return opened.first_calls, lambda: function.nested(opened.callables[function](*arrays))
+        arrays = tf.nest.flatten([state.hyper, *given])
+        return function.nested(self._held(state).opened().callables[function](*arrays))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
@@ -353,7 +380,6 @@ class SessionRuntime(Runtime):
             opened = self._held(state).opened()
             if not opened.resident.is_there(state):
                 self._load.trace()
-                opened.first_calls.settle()
                 opened.callables[self._load](*tf.nest.flatten(state.segments))
                 opened.resident.note(state)
 

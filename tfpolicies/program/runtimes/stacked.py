@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, lender, on_device, placed
+from tfpolicies.models.eager_mode import ensure_eager
+from tfpolicies.program.devices import lender, placed
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.runtimes.function import FunctionRuntime, Traced
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
@@ -170,13 +171,14 @@ class TracedStackedActor(StackedActor):
         super().__init__(runtime)
         self._lend = lender()
         stacked = stacked_act(runtime, self._act.pack, _vectorized, "tf")
-        self._function = Traced(on_device(stacked, CPU), signature_with_weights(runtime, [None]))
+        self._device = runtime.functions.acting_device
+        self._function = Traced(stacked, signature_with_weights(runtime, [None]), self._device)
         with quiet_conversion():
             self._function.trace()
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         require_tensorflow()
-        with placed(CPU):
+        with ensure_eager(), placed(self._device):
             if stack.held is None or stack.held[0] != stack.copies:
                 stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]
             weights = stack.held[1]

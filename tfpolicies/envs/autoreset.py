@@ -1,0 +1,106 @@
+"""How a vector environment resets the environments whose episodes end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from tfpolicies.errors import EnvError, show_value
+
+_FINAL = ("final_obs", "final_observation", "terminal_observation")
+"""The keys of infos under which vector environments keep the last observation of an episode."""
+
+
+def stated_mode(env: VectorEnv) -> AutoresetMode | None:
+    """Returns the mode in an environment's metadata; None if it has none.
+
+    Raises:
+        EnvError: if there is no such mode.
+    """
+    mode = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return None if mode is None else AutoresetMode(mode)
+    except ValueError as error:
+        raise EnvError(
+            f"metadata['autoreset_mode'] of {env} must be an AutoresetMode of gymnasium.vector, "
+            f"got {show_value(mode)}."
+        ) from error
+
+
+def final_observations(infos: Any, indices: Sequence[int]) -> Any:
+    """Returns the last observations of ended episodes that the infos of a step have.
+
+    Args:
+        infos: a dict of arrays, or a sequence of N dicts.
+        indices: of the K environments whose episodes ended.
+
+    Returns:
+        K observations in a list; a batch `[N, ...]`, nested as observations are; or None if one is
+        missing.
+    """
+    if not isinstance(infos, Mapping):
+        rows = [next((infos[i][key] for key in _FINAL if key in infos[i]), None) for i in indices]
+        return None if any(x is None for x in rows) else rows
+    batch: Any = next((infos[key] for key in _FINAL if infos.get(key) is not None), None)
+    if isinstance(batch, list | tuple) or getattr(batch, "dtype", None) == np.dtype(object):
+        rows = [batch[i] for i in indices]
+        return None if any(x is None for x in rows) else rows
+    return batch
+
+
+class ModeFinder:
+    """Finds the mode of an environment that does not state it, from its first episode that ends.
+
+    Infos with the last observation mean SAME_STEP. Without it, the step after the end tells: in
+    NEXT_STEP it only resets, so it has no reward. It differs from an ordinary step if the first
+    steps of episodes have rewards.
+
+    Args:
+        env: the vector environment, for messages.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        self._env = env
+        self._begins = True
+        self._first_steps_earn = False
+
+    def reset(self) -> None:
+        """Notes that all environments begin an episode."""
+        self._begins = True
+
+    def find(
+        self, rewards: np.ndarray, ends: np.ndarray, ended: np.ndarray | None, infos: Any
+    ) -> AutoresetMode | None:
+        """Returns the mode, or None as long as no episode has shown it.
+
+        Args:
+            rewards: of a step, `[N]`.
+            ends: whether it ended an episode, bool `[N]`.
+            ended: whether the step before did; None if it ended none.
+            infos: of the step.
+
+        Raises:
+            EnvError: if it cannot be found out, or last observations are lost.
+        """
+        if ended is not None:
+            if rewards[ended].any() or ends[ended].any():
+                raise self._unknown("steps continue after an episode's end without a reset")
+            if not self._first_steps_earn:
+                raise self._unknown("its rewards do not tell a reset from a step")
+            return AutoresetMode.NEXT_STEP
+        if self._begins:
+            self._begins, self._first_steps_earn = False, bool(rewards.all())
+        if ends.any() and final_observations(infos, np.flatnonzero(ends).tolist()) is not None:
+            return AutoresetMode.SAME_STEP
+        return None
+
+    def _unknown(self, why: str) -> EnvError:
+        return EnvError(
+            f"How {self._env} resets is unknown: its metadata has no 'autoreset_mode', its infos "
+            f"have no last observation of an episode, and {why}. State the mode in its class: "
+            'metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}, or SAME_STEP '
+            "with infos['final_obs'], or DISABLED."
+        )

@@ -1,0 +1,119 @@
+"""What exports are compared with: a policy's own code on the CPU, also in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.program.devices import CPU
+from tfpolicies.program.functions import ActInputs, ActOutputs
+from tfpolicies.program.program import Program
+from tfpolicies.state import PolicyState
+
+
+class ReferenceActing:
+    """The act function of a Program on the CPU, wherever the Program acts.
+
+    In double precision the graph that the policy's code traces to is rewritten, so that any model
+    can be run, a user's included.
+
+    Args:
+        program: what the policy shares with its kind.
+        in_double: whether float64 is in place of float32.
+
+    Raises:
+        ValueError: if an operation of the graph does not exist in double precision.
+        tf.errors.OpError: if its double form cannot be run.
+    """
+
+    def __init__(self, program: Program, *, in_double: bool) -> None:
+        self._program = program
+        weights = [tf.TensorSpec(x.shape, x.dtype) for x in program.layout.acting]
+        explorer = program.spec.explorer
+        signature = [
+            *weights,
+            *(tf.TensorSpec([None, *x.shape], x.dtype) for x in program.ports.all),
+            tf.TensorSpec([None, explorer.noise_size], tf.float32),
+            tf.TensorSpec([explorer.num_params], tf.float32),
+        ]
+
+        def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            *inputs, noise, params = tensors[len(weights) :]
+            given = ActInputs(inputs, noise, params)
+            return program.act_layout.flatten(program.functions.act(tensors[: len(weights)], given))
+
+        with program.lock, tf.device(CPU):
+            function = tf.function(act, autograph=False).get_concrete_function(*signature)
+        self._convert = _doubled if in_double else lambda dtype: dtype
+        self._act: Any = function
+        if not in_double:
+            return
+        graph = _in_double(function.graph.as_graph_def())
+        names, outputs = [x.name for x in function.inputs], [x.name for x in function.outputs]
+
+        def imported(*tensors: tf.Tensor) -> Any:
+            given = dict(zip(names, tensors, strict=True))
+            return tf.graph_util.import_graph_def(graph, given, return_elements=outputs)
+
+        doubled = [tf.TensorSpec(x.shape, _doubled(x.dtype)) for x in signature]
+        with tf.device(CPU):
+            self._act = tf.compat.v1.wrap_function(imported, doubled)
+
+    def run(
+        self,
+        state: PolicyState,
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Returns what `Runtime.run` does."""
+        weights = [state.arrays[slot.key] for slot in self._program.layout.acting]
+        arrays = [*weights, *inputs, noise, params]
+        with tf.device(CPU):
+            given = [tf.constant(x, self._convert(tf.as_dtype(x.dtype))) for x in arrays]
+            outputs = self._act(*given)
+        return self._program.act_layout.unflatten([x.numpy() for x in outputs])
+
+
+def _doubled(dtype: tf.DType) -> tf.DType:
+    return tf.float64 if dtype == tf.float32 else dtype
+
+
+def _in_double(graph: Any) -> Any:
+    """Returns a `GraphDef` with float64 in place of float32; its functions get names of their own.
+
+    Two functions of one name and different contents cannot be in one process.
+    """
+    library = graph.library
+    names = {x.signature.name: f"{x.signature.name}_in_double" for x in library.function}
+    for node in [*graph.node, *(node for each in library.function for node in each.node_def)]:
+        node.op = names.get(node.op, node.op)
+        _double_attributes(node.attr, names)
+    for each in library.function:
+        each.signature.name = names[each.signature.name]
+        for argument in (*each.signature.input_arg, *each.signature.output_arg):
+            argument.type = _doubled(tf.as_dtype(argument.type)).as_datatype_enum
+        _double_attributes(each.attr, names)
+    del library.gradient[:]
+    return graph
+
+
+def _double_attributes(attributes: Any, names: dict[str, str]) -> None:
+    """Changes types, constants and names of functions among the attributes of a node."""
+    single = tf.float32.as_datatype_enum
+    double = tf.float64.as_datatype_enum
+    for value in attributes.values():
+        kind = value.WhichOneof("value")
+        if kind == "type" and value.type == single:
+            value.type = double
+        elif kind == "tensor" and value.tensor.dtype == single:
+            array = tf.make_ndarray(value.tensor).astype(np.float64)
+            value.tensor.CopyFrom(tf.make_tensor_proto(array))
+        elif kind == "list":
+            value.list.type[:] = [double if x == single else x for x in value.list.type]
+        for function in [value.func] if kind == "func" else value.list.func:
+            function.name = names.get(function.name, function.name)
+            _double_attributes(function.attr, names)

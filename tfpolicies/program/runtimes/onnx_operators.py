@@ -1,0 +1,52 @@
+"""Operators of TensorFlow that tf2onnx lacks, composed of those of ONNX.
+
+The operators used are in every opset that exports may have. A difference is as exact as a float32
+near 1, as in ONNX's own Elu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def _convert_erfc(context: Any, node: Any, name: str, args: Any) -> None:
+    """Converts erfc(x), by which Keras computes `gelu`, to 1 - erf(x)."""
+    one, erf = _make_one(context, node), _make_node(context, node, "Erf", node.input)
+    _replace(context, node, "Sub", [one, erf])
+
+
+def _convert_expm1(context: Any, node: Any, name: str, args: Any) -> None:
+    """Converts expm1(x), by which Keras computes `celu`, to exp(x) - 1."""
+    one, exp = _make_one(context, node), _make_node(context, node, "Exp", node.input)
+    _replace(context, node, "Sub", [exp, one])
+
+
+HANDLERS: dict[str, tuple[Any, list[Any]]] = {
+    "Erfc": (_convert_erfc, []),
+    "Expm1": (_convert_expm1, []),
+}
+"""By operator, what tf2onnx takes as `custom_op_handlers`: each replaces a node of its graph."""
+
+
+def _make_one(context: Any, node: Any) -> str:
+    """Adds the constant 1 to the graph of a node, of its dtype; returns its name."""
+    from tf2onnx.utils import make_name, map_onnx_to_numpy_type
+
+    one = np.ones((), map_onnx_to_numpy_type(node.output_dtypes[0]))
+    return context.make_const(make_name("one"), one).output[0]
+
+
+def _make_node(context: Any, node: Any, operator: str, inputs: list[str]) -> str:
+    """Adds a node with the shape and dtype of another one's output; returns its output."""
+    shapes, dtypes = node.output_shapes, node.output_dtypes
+    return context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes).output[0]
+
+
+def _replace(context: Any, node: Any, operator: str, inputs: list[str]) -> None:
+    """Replaces a node by one that has the same name and output."""
+    options = {"name": node.name, "outputs": node.output}
+    shapes, dtypes = node.output_shapes, node.output_dtypes
+    context.remove_node(node.name)
+    context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes, **options)

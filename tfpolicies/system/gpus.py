@@ -1,0 +1,78 @@
+"""What TensorFlow takes of GPUs: all of their memory as soon as it starts, unless it is limited."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
+"""The environment variable that has TensorFlow take memory of GPUs as it needs it, if "true"."""
+
+logger = logging.getLogger("tfpolicies")
+
+_process = {"is_own": False, "only_samples": False}
+
+
+def claim_process(*, only_samples: bool = False) -> None:
+    """Says that this process is the package's own, whose TensorFlow may be limited.
+
+    Args:
+        only_samples: whether policies in it do not learn, so that a GPU is not missed.
+    """
+    _process.update(is_own=True, only_samples=only_samples)
+
+
+@functools.cache
+def limit_gpus(*, wanted: bool) -> None:
+    """Keeps TensorFlow from taking all memory of all GPUs; called before it starts.
+
+    In the package's own processes GPUs are hidden from it, or give it memory as it needs it. In a
+    user's process nothing is changed, and one line says how to do the same.
+
+    Args:
+        wanted: whether something is to run on a GPU.
+    """
+    import tensorflow as tf
+
+    visible = tf.config.get_visible_devices("GPU")
+    if not visible or (wanted and all(map(_is_limited, visible))):
+        return
+    if not _process["is_own"]:
+        if not all(map(_is_limited, visible)):
+            logger.warning(_WANTED if wanted else _UNWANTED)
+        return
+    try:
+        if wanted:
+            for gpu in visible:
+                tf.config.experimental.set_memory_growth(gpu, True)
+        else:
+            tf.config.set_visible_devices([], "GPU")
+    except RuntimeError:  # it has started, and changes nothing any more
+        logger.warning(_WANTED if wanted else _UNWANTED)
+
+
+def _is_limited(gpu: Any) -> bool:
+    import tensorflow as tf
+
+    if os.environ.get(GROWS, "").lower() == "true":
+        return True
+    grows = tf.config.experimental.get_memory_growth(gpu)
+    return bool(grows or tf.config.get_logical_device_configuration(gpu))
+
+
+_HOW = f"set the environment variable {GROWS}=true before TensorFlow starts"
+_WANTED = f"TensorFlow takes all memory of the GPU. For other processes to have a part, {_HOW}."
+_UNWANTED = (
+    "Nothing learns on the GPU (num_gpus=0), but TensorFlow takes all of its memory. Call "
+    f"tf.config.set_visible_devices([], 'GPU') before the first policy is made, or {_HOW}; to "
+    "learn on it, config.resources(num_gpus=1)."
+)
+
+
+@functools.cache
+def warn_without_gpu(num_gpus: float) -> None:
+    """Says once that a GPU is wanted for learning and there is none."""
+    if not _process["only_samples"]:
+        logger.warning("num_gpus=%s, but there is no GPU: learning runs on the CPU", num_gpus)

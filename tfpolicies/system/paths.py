@@ -1,0 +1,71 @@
+"""Paths of users: absolute from where they enter the package, and named in messages as written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tfpolicies.errors import UsageError, show_value
+
+
+def resolve_path(path: str | os.PathLike[str]) -> Path:
+    """Returns a user's path as an absolute one, with `~` expanded.
+
+    Call it once, where the path enters the package: simulators and Ray Tune change the working
+    folder of a process later. Symbolic links stay, and so does `..`, which means another folder
+    behind a link than in the text.
+
+    Raises:
+        UsageError: if it is empty, or neither a text nor an `os.PathLike` of one; or if it is
+            relative, but the working folder was removed.
+
+    >>> resolve_path("runs/a") == Path.cwd() / "runs" / "a"
+    True
+    """
+    written: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(written, str) or not written:
+        raise UsageError(
+            f"A path must be a text or an os.PathLike of one, and not empty, got {show_value(path)}"
+            ". The working folder is '.'."
+        )
+    try:
+        return Path(os.path.expanduser(written)).absolute()
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"The path {show_value(written)} is relative to the working folder, which was removed. "
+            "Give an absolute path, or change to a folder that is there."
+        ) from error
+
+
+_WILDCARDS = frozenset("*?[]\\")
+
+
+def has_wildcards(path: Path) -> bool:
+    """Whether TensorFlow reads a path as a pattern of names; it then finds no weights there."""
+    return not _WILDCARDS.isdisjoint(str(path))
+
+
+@contextlib.contextmanager
+def link_without_wildcards(folder: Path) -> Iterator[Path]:
+    """Gives a path of a folder that TensorFlow reads as it is: a link, or the folder itself."""
+    if not has_wildcards(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="tfpolicies-") as parent:
+        link = Path(parent, "folder")
+        link.symlink_to(folder, target_is_directory=True)
+        yield link
+
+
+def describe_path(written: str | os.PathLike[str], path: Path) -> str:
+    """Returns a path for a message: as the user wrote it, and what `resolve_path` made of it.
+
+    >>> describe_path("~/run", Path("/home/me/run")), describe_path("/tmp/run", Path("/tmp/run"))
+    ("'~/run' (/home/me/run)", "'/tmp/run'")
+    """
+    text = os.fspath(written)
+    return show_value(text) if text == str(path) else f"{show_value(text)} ({str(path)[:200]})"
