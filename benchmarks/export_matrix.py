@@ -177,7 +177,10 @@ def faults(algorithm: Any, network: str) -> Iterator[tuple[str, Any]]:
 
 
 def effect_of(policy: Any, twin: Any) -> float:
-    """Returns the largest difference of two policies of one Program in double precision."""
+    """Returns the largest difference of two policies in double precision, as verification counts.
+
+    That is relative to the largest number of its column, which counts as 1 if it is smaller.
+    """
     program, rng = policy.program, np.random.default_rng(0)
     inputs, memory = random_inputs(program.ports, 500, 1, rng), len(program.ports.states)
     rows = [x[:, 0] for x in inputs[: len(inputs) - memory]] + inputs[len(inputs) - memory :]
@@ -188,7 +191,10 @@ def effect_of(policy: Any, twin: Any) -> float:
     one, other = (acting.run(x._state, rows, noise, params) for x in (policy, twin))
     pairs = [(one.dist_inputs, other.dist_inputs), (one.values, other.values)]
     pairs += zip(one.states, other.states, strict=True)
-    return max(float(np.abs(a - b).max()) for a, b in pairs if a is not None)
+    numbers = [pair for pair in pairs if pair[0] is not None]
+    return max(
+        float((np.abs(a - b) / np.maximum(1.0, np.abs(a).max(axis=0))).max()) for a, b in numbers
+    )
 
 
 def verify_as(form: str, policy: Any, twin: Any, folder: Path) -> None:
