@@ -108,6 +108,23 @@ def test_rates_of_networks_that_follow_lr_follow_the_one_that_is_named(tmp_path)
     algorithm.stop()
 
 
+def halve(step):
+    return 0.5 / (1 + step // 16)
+
+
+def test_a_rate_that_is_a_function_goes_on_and_nothing_is_logged(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="tfpolicies.algorithms.checkpoints")
+    algorithm = config(lr=halve).build()
+    algorithm.train()
+    algorithm.save(tmp_path)
+    restored = config(lr=halve).build()
+    restored.restore(tmp_path)
+    assert numbers(restored, "lr") == numbers(algorithm, "lr") == (0.25,)
+    assert not [x for x in caplog.records if "not those of" in x.getMessage()]
+    for each in (algorithm, restored):
+        each.stop()
+
+
 class OwnPolicy(PPOTF2Policy):
     pass
 

@@ -408,6 +408,8 @@ def with_configured_hyperparameters(
     spec, config, named = policy.program.spec, policy.config, overrides or {}
 
     def differs(name: str) -> bool:
+        if callable(config.get(name)):  # a schedule, which gives the number itself
+            return False
         if name not in config:
             return name in stored
         is_named = name in named and is_equal(named[name], config[name])
