@@ -596,7 +596,7 @@ class StoredAlgorithm:
         """
         numbers = getattr(stored.policy_class(), "hyperparameters", ())
         names = {*numbers, *(f"{name}_schedule" for name in numbers), *(self.overrides or ())}
-        same = [x for x in sorted(names - {"model"} & own.keys()) if x in _alike(own, common)]
+        same = sorted((names - {"model"}).intersection(_alike(own, common)))
         before = decode_settings({name: own[name] for name in same})
         return [x for x in same if x in config and not is_equal(config[x], before[x])]
 

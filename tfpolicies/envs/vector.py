@@ -486,7 +486,8 @@ class VectorEnvironments(Environments):
         if self._repairs.breaks:
             self._repairs.stepped()
         if self._finder is not None:
-            self._find_mode(rewards, stops | cuts, infos)
+            self.mode = self._finder.find(rewards, stops | cuts, self._ended, infos)
+            self._finder = self._finder if self.mode is None else None
         dead, final, self._ended = self._ended, None, None
         if 1 in stops.tobytes() or 1 in cuts.tobytes():  # many times faster than `any`
             ended = stops | cuts
@@ -496,11 +497,6 @@ class VectorEnvironments(Environments):
             else:
                 obs, final = self._finish(obs, ended, infos)
         return Step(obs, rewards, stops, cuts, infos, dead, final)
-
-    def _find_mode(self, rewards: Any, ends: np.ndarray, infos: Any) -> None:
-        if self._finder is not None:
-            self.mode = self._finder.find(rewards, ends, self._ended, infos)
-            self._finder = self._finder if self.mode is None else None
 
     def _explain(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any) -> None:
         """Raises an `EnvError` about the first environment whose answer is not sound."""
