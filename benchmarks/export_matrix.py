@@ -97,7 +97,8 @@ def built(algo: str, network: str, activation: str = "tanh", **more: Any) -> Any
     config = {**ON_POLICY, **REPLAY}[algo]().environment(World, env_config=env)
     config.rollouts(rollout_fragment_length=16, **{**rollouts, **more}).debugging(seed=1)
     config.framework("tf2", inference="tf", jit_compile=False)  # compiling would take most of it
-    config.training(model={**model, "fcnet_activation": activation, "conv_activation": activation})
+    settings = {**model, "fcnet_activation": activation, "conv_activation": activation}
+    config.training(model=settings, **({"q_model_config": settings} if algo == "SAC" else {}))
     if algo in ON_POLICY:
         config.training(train_batch_size=256, lr=5e-4)
         if algo == "PPO":
