@@ -90,14 +90,14 @@ REPLAY = {"DQN": DQNConfig, "SAC": SACConfig, "TD3": TD3Config, "DDPG": DDPGConf
 FORMS = {"SavedModel": export_saved_model, "ONNX": export_onnx, "LiteRT": export_litert}
 
 
-def built(algo: str, network: str, activation: str = "tanh", **more: Any) -> Any:
-    """Returns an algorithm whose iterations are short."""
+def built(algo: str, network: str, activations: tuple[str, str] = ("tanh", "relu")) -> Any:
+    """Returns an algorithm whose iterations are short; activations of units and convolutions."""
     kind, model, rollouts = NETWORKS[network]
     env = {"shape": SHAPES.get(kind, (6,)), "actions": "box" * (algo in ("SAC", "TD3", "DDPG"))}
     config = {**ON_POLICY, **REPLAY}[algo]().environment(World, env_config=env)
-    config.rollouts(rollout_fragment_length=16, **{**rollouts, **more}).debugging(seed=1)
+    config.rollouts(rollout_fragment_length=16, **rollouts).debugging(seed=1)
     config.framework("tf2", inference="tf", jit_compile=False)  # compiling would take most of it
-    settings = {**model, "fcnet_activation": activation, "conv_activation": activation}
+    settings = {**model, "fcnet_activation": activations[0], "conv_activation": activations[1]}
     config.training(model=settings, **({"q_model_config": settings} if algo == "SAC" else {}))
     if algo in ON_POLICY:
         config.training(train_batch_size=256, lr=5e-4)
@@ -163,9 +163,9 @@ def faults(algorithm: Any, network: str) -> Iterator[tuple[str, Any]]:
             twin.set_weights(changed)
             yield f"1 % of {key}", twin
     if network in ("mlp", "cnn", "stacked frames"):
-        other = built("PPO", network, activation="relu")
+        other = built("PPO", network, activations=("relu", "tanh"))
         other.get_policy().set_weights(policy.get_weights())
-        yield "relu for tanh", other.get_policy()
+        yield "other activations", other.get_policy()
         other.stop()
     if "filtered" in network:
         other = built("PPO", "mlp")
