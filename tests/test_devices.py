@@ -286,3 +286,26 @@ def test_acting_is_on_the_gpu_for_images_alone(fresh):
     assert seeing.program.inference.fitting == ["tf"]
     assert dense.program.functions.acting_device == "/cpu:0"
     assert dense.program.inference.fitting == ["onnx", "tf"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("uint8", (6, 6, 3)), ("int8", (4,)), ("uint16", (3, 2)), ("uint8", (5,)), ("float32", (3,))],
+)
+def test_rows_gathered_for_a_gpu_are_those_of_the_column(kind, shape):
+    column = np.random.default_rng(0).integers(0, 120, (9, *shape)).astype(kind)
+    rows = np.int32([8, 0, 3, 3])
+    for device in ("/cpu:0", "/gpu:0"):
+        found = devices.gathered(tf.constant(column), tf.constant(rows), device)
+        assert found.dtype == kind
+        np.testing.assert_array_equal(found, column[rows])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_weights_that_stay_on_a_gpu_are_asked_there_whether_they_are_finite(monkeypatch, value):
+    policy = make(PPOTF2Policy)
+    updates = policy.program.updates
+    monkeypatch.setattr(updates._functions, "device", "/gpu:0")
+    left = {"kernel": tf.constant([1.0, value]), "step": tf.constant([3], tf.int64)}
+    assert updates._is_sound(left) == np.isfinite(value)
+    assert updates._is_sound({**left, "kernel": tf.constant([1.0, 2.0])})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,29 @@ def lender() -> Callable[[np.ndarray], tf.Tensor]:
     """
     kind: Any = type(tf.constant(0))
     return functools.partial(kind, device=None, dtype=None)
+
+
+_NOT_GATHERED = (tf.uint8, tf.int8, tf.uint16, tf.int16)
+"""What TensorFlow gathers on no GPU."""
+
+
+def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
+    """Returns rows `[mb, ...]` of a column `[N, ...]`.
+
+    TensorFlow gathers no bytes on a GPU: it would take the whole column to the CPU, and what it
+    gathered back, for each minibatch. So they are gathered as words of four.
+
+    Args:
+        column: of any type.
+        rows: int32 `[mb]`.
+        device: where that happens.
+    """
+    words, rest = divmod(column.dtype.size * math.prod(column.shape[1:]), 4)
+    if device == CPU or column.dtype not in _NOT_GATHERED or rest:
+        return tf.gather(column, rows)
+    packed = tf.reshape(column, [-1, words, 4 // column.dtype.size])
+    found = tf.bitcast(tf.gather(tf.bitcast(packed, tf.int32), rows), column.dtype)
+    return tf.reshape(found, [-1, *column.shape[1:]])
 
 
 def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:

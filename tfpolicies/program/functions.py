@@ -21,7 +21,7 @@ from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
-from tfpolicies.program.devices import CPU, learner_device, placed
+from tfpolicies.program.devices import CPU, gathered, learner_device, placed
 from tfpolicies.program.frozen_values import warn_of_frozen_draws, warn_of_frozen_numbers
 from tfpolicies.program.networks import (
     NetworkView,
@@ -418,7 +418,7 @@ class ProgramFunctions:
                     given["noise"] = tf.boolean_mask(given["noise"], weights > 0)
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
-            minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
+            minibatch = tf.nest.map_structure(lambda x: gathered(x, rows, self.device), columns)
             return step(hyper, minibatch, weights, given)
 
         if fetches:

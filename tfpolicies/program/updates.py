@@ -325,7 +325,7 @@ class Updates:
             try:
                 self._runtime.begin_update(state)
                 ran = run()
-                is_finite = math.isfinite(ran.loss) and _is_sound(ran.left)
+                is_finite = math.isfinite(ran.loss) and self._is_sound(ran.left)
                 if not is_finite:
                     met(functools.partial(ran.reason, ran.left))
             except BaseException:
@@ -495,6 +495,28 @@ class Updates:
 
     # -- what is not finite -------------------------------------------------------------------
 
+    def _is_sound(self, left: Mapping[str, Any]) -> bool:
+        """Whether weights and optimizer slots, all that an update changes, are finite.
+
+        On a GPU they stay there unless the sum of their squares is not: to take a network of images
+        to the CPU for this takes as long as a small update.
+        """
+        pieces = list(left.values())
+        if self._functions.device != CPU and all(map(tf.is_tensor, pieces)):
+            with placed(self._functions.device):
+                if math.isfinite(self._squares(pieces)):
+                    return True
+        return all(map(is_finite, map(np.asarray, pieces)))
+
+    @functools.cached_property
+    def _squares(self) -> Any:
+        """Gives half the sum of the squares of all numbers of some tensors, a scalar."""
+
+        def squares(pieces: Sequence[tf.Tensor]) -> tf.Tensor:
+            return tf.add_n([tf.nn.l2_loss(tf.cast(x, tf.float32)) for x in pieces])
+
+        return tf.function(squares, autograph=False)
+
     def _reason_in_minibatches(
         self,
         state: PolicyState,
@@ -509,7 +531,7 @@ class Updates:
             self._runtime.begin_update(twin)
             ran = self._run(twin, batch, minibatches._replace(steps=steps), fetches=False)
             twin.leave(ran.left)
-            return twin, math.isfinite(ran.loss) and _is_sound(ran.left)
+            return twin, math.isfinite(ran.loss) and self._is_sound(ran.left)
 
         before, done = last_sound(state, minibatches.steps, anew)
         valid = minibatches.mask[done] > 0
@@ -552,8 +574,3 @@ _GIVES_WAY = {
     Form.STEP: "learning is compiled step by step, for XLA cannot compile its loop: %s",
     Form.PLAIN: "learning runs without XLA, which cannot compile it: %s",
 }
-
-
-def _is_sound(left: Mapping[str, Any]) -> bool:
-    """Whether weights and optimizer slots, all that an update changes, are finite."""
-    return all(map(is_finite, map(np.asarray, left.values())))
