@@ -10,7 +10,7 @@ from tiny import TWO
 from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError
 from tfpolicies.export.reference import ReferenceActing
-from tfpolicies.export.verify import FACTOR, SLACK, TOLERANCE, verify
+from tfpolicies.export.verify import FACTOR, SLACK, TOLERANCE, Comparison, verify, verify_onnx
 
 POSITIVE = spaces.Box(0.5, 1.0, (2,), np.float32)
 NONE = np.zeros(0, np.float32)
@@ -105,3 +105,28 @@ def test_an_export_far_off_is_refused_whatever_the_policy_rounds():
     policy = cancelling()
     with pytest.raises(ExportError, match=r"largest relative difference is 0\.00[12]"):
         verify(artefact(lambda x: x + 2e-3), policy.program, policy._state, ["serving_default"])
+
+
+def test_memories_that_a_policy_comes_to_are_disturbed_unless_they_are_whole_numbers():
+    policy = PPOTF2Policy(POSITIVE, TWO, {"inference": "tf", "model": {"use_lstm": True}})
+    comparison = Comparison(lambda *_: {}, policy.program, policy._state)
+    reached, counted = np.full((4, 2), 0.5, np.float32), np.float32([[0], [1], [2], [3]])
+    comparison._disturb([reached, counted])
+    np.testing.assert_array_equal(reached[::2], 0.5)
+    assert (reached[1::2] != 0.5).all()
+    np.testing.assert_array_equal(counted, np.float32([[0], [1], [2], [3]]))
+
+
+def test_a_wrong_weight_of_a_memory_is_found_though_the_policy_hardly_remembers(tmp_path):
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8}
+    policy = PPOTF2Policy(POSITIVE, TWO, {"inference": "tf", "seed": 1, "model": model})
+    weights = {**policy.get_weights()}
+    weights["layer_0/kernel"] = 0.002 * weights["layer_0/kernel"]
+    policy.set_weights(weights)
+    kernel = weights["layer_1/recurrent_kernel"].copy()
+    kernel[np.unravel_index(np.abs(kernel).argmax(), kernel.shape)] *= 1.01
+    wrong = policy.copy()
+    wrong.set_weights({**weights, "layer_1/recurrent_kernel": kernel})
+    wrong.export_model(tmp_path, onnx=True)
+    with pytest.raises(ExportError, match=r"against double precision|relative difference"):
+        verify_onnx(tmp_path, policy.program, policy._state)

@@ -59,7 +59,7 @@ _SEED = 0
 _LOWEST_FLOAT16 = np.finfo(np.float16).min  # which a masked logit is rounded to
 _WIDE = 1e4  # bounds further apart than this are not taken as a range to draw from
 _ROWS = (1, 7, 248, 248, 248, 248)  # of the batches that other models are tried with: 1000
-_SEQUENCES = ((1, 1), (3, 7), (16, 12))  # sequences and steps that a memory is tried with
+_SEQUENCES = ((1, 1), (3, 7), (16, 12), (248, 1))  # sequences and steps, with a memory
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[str, Arrays], Mapping[str, np.ndarray]]
@@ -271,6 +271,7 @@ class Comparison:
             inputs = self.drawn(count, steps)
             lengths = np.full(count, steps, np.int32)
             if is_recurrent:
+                self._disturb(inputs[-len(self._program.ports.states) :])
                 lengths[1:] = self._rng.integers(1, steps + 1, count - 1)
             self._try(inputs, lengths)
         for name in sorted(self._doubtful):
@@ -369,6 +370,16 @@ class Comparison:
         noise = np.zeros((count, 3, 0), np.float32)
         reached = self._reference(inputs, lengths, noise, self._act)
         return [reached[port.name] for port in program.act_layout.states]
+
+    def _disturb(self, memories: Sequence[np.ndarray]) -> None:
+        """Adds noise to every second memory `[count, ...]`, which says more about its weights.
+
+        What is whole in all rows is left alone: a count of steps, or an index.
+        """
+        for memory in memories:
+            is_real = (memory % 1.0 != 0.0).any(axis=0)
+            noise = 0.5 * self._rng.standard_normal(memory[1::2].shape)
+            memory[1::2] += np.where(is_real, noise, 0.0).astype(memory.dtype)
 
     def _reference(
         self,
