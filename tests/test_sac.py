@@ -572,6 +572,20 @@ def test_critics_that_do_not_fit_are_named(q, message):
 
 
 @pytest.mark.parametrize(
+    ("q", "message"),
+    [
+        ({}, r"^q_model_config\['conv_filters'\] must be given.*Try q_model_config={"),
+        ({"conv_filters": [[2, 17, 1]]}, r"of q_model_config\['conv_filters'\] must fit"),
+        ({"conv_filters": [[2, 8, 8]], "conv_activation": "x"}, r"^q_model_config\['conv_act"),
+    ],
+)
+def test_what_critics_lack_to_see_images_is_named_as_theirs(q, message):
+    images = spaces.Box(0, 255, (16, 16, 1), np.uint8)
+    with pytest.raises(ModelError, match=message):
+        sac(images, model={"conv_filters": [[2, 8, 8]]}, q=q)
+
+
+@pytest.mark.parametrize(
     ("model", "message"),
     [
         ({"use_gru": True}, r"model\['use_gru'\] must be False for SACTF2Policy"),

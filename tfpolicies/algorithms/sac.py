@@ -173,9 +173,10 @@ class SACTFPolicy(OffPolicyTFPolicy):
         Raises:
             ConfigError: for settings that critics cannot have, such as a memory.
         """
-        config = model_settings(static["q_model_config"])
-        check_rows_alone("q_model_config", config, cls.__name__)
-        source = critic_source(observation_space, dist_class, config, 1 + static["twin_q"])
+        name, count = "q_model_config", 1 + static["twin_q"]
+        config = model_settings(static[name])
+        check_rows_alone(name, config, cls.__name__)
+        source = critic_source(observation_space, dist_class, config, count, setting=name)
         start = math.log(static["initial_alpha"])
         return {
             "model": NetworkPlan(lr="actor_lr"),

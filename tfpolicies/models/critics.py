@@ -46,6 +46,8 @@ def critic_source(
     dist_class: ActionDistribution,
     config: Mapping[str, Any],
     count: int,
+    *,
+    setting: str = "model",
 ) -> ModelSource:
     """Returns the source of `count` critics; its key is what settings lack.
 
@@ -60,6 +62,7 @@ def critic_source(
         dist_class: of one Box of floats, or of a Discrete space.
         config: a complete `model` config.
         count: n.
+        setting: what holds `config`, for errors to name.
 
     Raises:
         ModelError: for a model instance; and when one is made, if it is not as said.
@@ -79,7 +82,7 @@ def critic_source(
         if custom is None:
             require_float32()
             seen = model_leaves(observation_space)
-            return build_critic(seen, actions, config, num_values=values)
+            return build_critic(seen, actions, config, num_values=values, setting=setting)
         told = {**config["custom_model_config"], **context_of(custom, dist_class.space, config)}
         return model_of(custom, observation_space, values, told)
 

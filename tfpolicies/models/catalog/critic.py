@@ -21,6 +21,7 @@ def build_critic(
     settings: Mapping[str, Any],
     *,
     num_values: int = 1,
+    setting: str = "model",
 ) -> keras.Model:
     """Builds a model from encoded observations and actions to values `[B, num_values]`.
 
@@ -34,11 +35,12 @@ def build_critic(
         action_leaves: the action space, one Box of floats; none if all actions are valued.
         settings: a complete `model` config.
         num_values: how many actions are valued.
+        setting: what holds `settings`, for errors to name.
     """
     leaves = [*space_leaves, *action_leaves]
     names = [*port_names(space_leaves, "obs"), *(ACTIONS for _ in action_leaves)]
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
-    encoder = Encoder(leaves, names, settings, kernels)
+    encoder = Encoder(leaves, names, settings, kernels, setting)
     inputs = encoder.inputs()
     hidden = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
     return encoder.model(inputs, encoder.dense(hidden, num_values, "q_out", "value"), "critic")

@@ -49,6 +49,7 @@ class Encoder:
         names: the name of each leaf's input.
         config: the complete model config.
         kernels: gives kernel initializers.
+        setting: what holds `config`, for errors to name.
     """
 
     def __init__(
@@ -57,14 +58,15 @@ class Encoder:
         names: Sequence[str],
         config: Mapping[str, Any],
         kernels: Kernels,
+        setting: str = "model",
     ) -> None:
         for key in ("fcnet_activation", "post_fcnet_activation", "conv_activation"):
-            check_activation(key, config[key])
+            check_activation(f"{setting}[{key!r}]", config[key])
         self._leaves = list(zip(space_leaves, names, strict=True))
         self._config = config
         self._kernels = kernels
         self._filters = {
-            name: filters_for(leaf, name, config)
+            name: filters_for(leaf, name, config, setting)
             for leaf, name in self._leaves
             if is_convolved(leaf, config)
         }
@@ -168,15 +170,17 @@ def flattened(x: Any) -> Any:
     return x if len(x.shape) == 2 else keras.layers.Flatten()(x)
 
 
-def check_activation(key: str, activation: Any) -> None:
-    """Raises a `ModelError` unless Keras knows the activation."""
+def check_activation(setting: str, activation: Any) -> None:
+    """Raises a `ModelError` that names the setting unless Keras knows the activation."""
     try:
         keras.activations.get(activation)
     except ValueError as error:
-        raise ModelError(f"model[{key!r}]: {error}") from error
+        raise ModelError(f"{setting}: {error}") from error
 
 
-def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[Any]:
+def filters_for(
+    leaf: Leaf, name: str, config: Mapping[str, Any], setting: str = "model"
+) -> Sequence[Any]:
     """Returns the convolutions `[channels, kernel, stride]` of an image.
 
     All but the last are padded ("same"), the last one is not ("valid").
@@ -192,15 +196,17 @@ def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[An
     if filters is None:
         example = _example(height, width)
         raise ModelError(
-            f"model['conv_filters'] must be given for {name!r}, an image of shape "
+            f"{setting}['conv_filters'] must be given for {name!r}, an image of shape "
             f"{leaf.shape}: there are defaults only for {_known_sizes()}; [] flattens images."
-        ).advised(f"Try model={{'conv_filters': {example}}}.", {"model.conv_filters": example})
+        ).advised(
+            f"Try {setting}={{'conv_filters': {example}}}.", {f"{setting}.conv_filters": example}
+        )
     height, width = _shrunk((height, width), [stride for _, _, stride in filters[:-1]])
     kernel = pair(filters[-1][1])
     if kernel[0] > height or kernel[1] > width:
         raise ModelError(
-            f"The last kernel {kernel} of model['conv_filters'] must fit what is left of {name!r}, "
-            f"an image of shape {leaf.shape}: {height}x{width} pixels. Make it at most "
+            f"The last kernel {kernel} of {setting}['conv_filters'] must fit what is left of "
+            f"{name!r}, an image of shape {leaf.shape}: {height}x{width} pixels. Make it at most "
             "that, or the strides before it smaller."
         )
     return filters
