@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredAlgorithm
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
-from tfpolicies.algorithms.learn import Learned, learn
+from tfpolicies.algorithms.learn import Learned, as_count, learn
 from tfpolicies.algorithms.results import Results
 from tfpolicies.algorithms.run_records import Goals
 from tfpolicies.algorithms.tuned import require_tuned
@@ -27,6 +28,7 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_s
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.idioms import (
+    EVALUATE_ARGUMENTS,
     LEARN_ARGUMENTS,
     SETTINGS,
     answering,
@@ -405,7 +407,7 @@ class Algorithm:
         self._diagnose(result, learner)
         if evaluation is not None:
             evaluation.training_is_over.set()
-            result.update(self._evaluated(evaluation.played.result()))
+            result.update(self._evaluated(evaluation.played.result(), self._evaluator))
         elif due:
             result.update(self.evaluate())
         elif self.config.always_attach_evaluation_results and self.evaluation_workers is not None:
@@ -582,47 +584,96 @@ class Algorithm:
 
     # -- evaluation ---------------------------------------------------------------------------
 
+    @answering(EVALUATE_ARGUMENTS)
     def evaluate(
-        self, duration_fn: Callable[[int], int] | None = None
+        self,
+        duration_fn: Callable[[int], int] | None = None,
+        *,
+        episodes: int | None = None,
+        explore: bool | None = None,
+        env: Any = None,
+        seed: int | None = None,
     ) -> dict[str, dict[str, Any]]:
         """Plays `evaluation_duration` whole episodes with the present weights.
 
         It has environments, a policy object and random numbers of its own, so that evaluating
-        changes nothing about training.
+        changes nothing about training. Where an argument is None, the config decides; without
+        `evaluation(evaluation_config={"explore": False})` policies sample, as in RLlib, except
+        within `learn`.
 
         Args:
             duration_fn: given the episodes or steps done so far, returns how many remain; overrides
                 `evaluation_duration`.
+            episodes: how many episodes are played; likewise.
+            explore: whether policies sample; False: they are greedy. Policies whose own config
+                says it keep to that.
+            env: what is played, as `environment` takes it, with the `env_config` of training.
+            seed: of environments and exploration; the same seed and weights give the same episodes.
 
         Returns:
-            `{"evaluation": {...}}` with the summary of the episodes, or with what
+            `{"evaluation": {...}}` with the summary of the episodes: `episode_reward_mean`,
+            `episode_reward_std` and each return in `hist_stats["episode_reward"]`; or with what
             `custom_evaluation_function(algorithm, evaluation_workers)` gives. Its workers have
             `num_envs_per_worker` environments each, and one `sample()` of such a worker gives whole
             episodes of at least so many steps: with one environment, one episode. (With
             `evaluation_duration_unit="timesteps"` it gives fragments that share the duration.)
 
         Raises:
-            UsageError: if `custom_evaluation_function` returns no dict, or after `stop`.
+            UsageError: if `duration_fn` is no function, both it and `episodes` are given, or
+                `custom_evaluation_function` returns no dict, or after `stop`.
         """
         self._require_running()
+        if not (duration_fn is None or callable(duration_fn)):
+            raise UsageError(
+                f"duration_fn must be a function or None, got {duration_fn!r:.200}. To play "
+                "20 episodes, write evaluate(episodes=20)."
+            )
+        if episodes is not None:
+            if duration_fn is not None:
+                raise UsageError("Give either duration_fn or episodes to evaluate, not both.")
+            episodes = as_count("episodes", episodes)
         self.callbacks.on_evaluate_start(algorithm=self)
-        own = self.config.custom_evaluation_function
-        if own is not None:
-            workers = self._evaluator.prepare()
+        with self._evaluator_for(episodes, explore, env=env, seed=seed) as evaluator:
+            own = self.config.custom_evaluation_function
+            if own is None:
+                return self._evaluated(evaluator.play(duration_fn, episodes), evaluator)
+            workers = evaluator.prepare()
             workers.follow(self.worker)
             metrics = own(self, workers)
-            if not isinstance(metrics, dict):
-                name = getattr(own, "__qualname__", repr(own))
-                raise UsageError(
-                    f"custom_evaluation_function {name} must return a dict of metrics, got "
-                    f"{metrics!r:.200}; end it with `return summarize_episodes(episodes)`, or with "
-                    "a dict of your own."
-                )
-            return self._announced(metrics)
-        return self._evaluated(self._evaluator.play(duration_fn))
+        if not isinstance(metrics, dict):
+            name = getattr(own, "__qualname__", repr(own))
+            raise UsageError(
+                f"custom_evaluation_function {name} must return a dict of metrics, got "
+                f"{metrics!r:.200}; end it with `return summarize_episodes(episodes)`, or with "
+                "a dict of your own."
+            )
+        return self._announced(metrics)
 
-    def _evaluated(self, played: Played) -> dict[str, dict[str, Any]]:
-        workers = self._evaluator.prepare()
+    @contextlib.contextmanager
+    def _evaluator_for(
+        self, episodes: int | None, explore: bool | None, **changes: Any
+    ) -> Iterator[Evaluator]:
+        """Yields what evaluates as one call asks for: the usual evaluator, or another one."""
+        usual = self._evaluator
+        explore = usual.explore if explore is None else explore
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if changes:
+            if episodes is not None:
+                changes |= {"evaluation_duration": episodes, "evaluation_duration_unit": "episodes"}
+            evaluator = usual.changed(changes, explore)
+            try:
+                yield evaluator
+            finally:
+                evaluator.stop()
+            return
+        before, usual.explore = usual.explore, explore
+        try:
+            yield usual
+        finally:
+            usual.explore = before
+
+    def _evaluated(self, played: Played, evaluator: Evaluator) -> dict[str, dict[str, Any]]:
+        workers = evaluator.prepare()
         workers.tell_of_recreated()
         return self._announced(as_metrics(played, workers))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent_setup import policy_config
@@ -60,6 +63,7 @@ class Evaluator:
 
     Attributes:
         workers: those who play; None before `prepare`.
+        explore: whether policies explore, whatever the config says; None: as that says.
     """
 
     def __init__(
@@ -70,14 +74,38 @@ class Evaluator:
     ) -> None:
         self.config = config
         self.workers: WorkerSet | None = None
+        self.explore: bool | None = None
         self._new_workers = new_workers
         self._leader = leader
+        self._explores: bool | None = None  # `explore` when the workers were made
         self._changes_by_class: dict[type, dict[str, _Change]] = {}
+
+    @property
+    def is_greedy_by_config(self) -> bool | None:
+        """Whether `evaluation_config` says that policies are greedy; None if it says nothing."""
+        explore = (self.config.evaluation_config or {}).get("explore")
+        return None if explore is None else not explore
+
+    def changed(self, changes: Mapping[str, Any], explore: bool | None) -> Evaluator:
+        """Returns another evaluator of the same policies, which the caller stops.
+
+        Args:
+            changes: settings in place of those of `evaluation_config`.
+            explore: its `explore`.
+        """
+        config = self.config.copy(copy_frozen=False)
+        config.evaluation(evaluation_config={**(self.config.evaluation_config or {}), **changes})
+        evaluator = Evaluator(config, self._new_workers, self._leader)
+        evaluator.explore = explore
+        return evaluator
 
     def prepare(self) -> WorkerSet:
         """Makes the workers, if there are none yet, with the policies there are; returns them."""
-        if self.workers is not None:
+        if self.workers is not None and self._explores == self.explore:
             return self.workers
+        self.stop()
+        self._explores = self.explore
+        self._changes_by_class.clear()
         workers = self._new_workers(self._config(), self.config.evaluation_num_workers)
         here, leader = workers.local_worker(), self._leader
         for policy_id, policy in leader.policy_map.items():
@@ -146,6 +174,8 @@ class Evaluator:
         A function of the user's samples as it likes, with as many environments as asked for.
         """
         config = self.config.get_evaluation_config_object()
+        if self._explores is not None:
+            config.exploration(explore=self._explores)
         if config.custom_evaluation_function is not None:
             return config.rollouts(num_rollout_workers=0)
         duration, workers = config.evaluation_duration, max(1, config.evaluation_num_workers)
@@ -156,13 +186,16 @@ class Evaluator:
         envs = max(1, min(envs, _MOST_ENVS))
         return config.rollouts(num_envs_per_worker=envs, num_rollout_workers=0)
 
-    def play(self, remaining: Remaining | None = None) -> Played:
+    def play(self, remaining: Remaining | None = None, episodes: int | None = None) -> Played:
         """Plays `evaluation_duration` episodes or steps with the present policies.
 
         Args:
             remaining: overrides the duration.
+            episodes: likewise: so many.
         """
         self.prepare().follow(self._leader)
+        if episodes is not None:
+            return self._play(lambda done: episodes - done, by_episodes=True)
         return self._play(self._fixed if remaining is None else remaining)
 
     def start(self) -> RunningEvaluation:
@@ -184,9 +217,10 @@ class Evaluator:
     def _fixed(self, done: int) -> int:
         return int(self.config.evaluation_duration) - done
 
-    def _play(self, remaining: Remaining) -> Played:
+    def _play(self, remaining: Remaining, *, by_episodes: bool | None = None) -> Played:
         workers = self.prepare()
-        by_episodes = self.config.evaluation_duration_unit == "episodes"
+        if by_episodes is None:
+            by_episodes = self.config.evaluation_duration_unit == "episodes"
         whole = Played([], 0)
         while (amount := remaining(whole.done(by_episodes=by_episodes))) > 0:
             part = workers.play(amount, by_episodes=by_episodes)
@@ -218,12 +252,23 @@ class Evaluator:
         """Stops those who play."""
         if self.workers is not None:
             self.workers.stop()
+            self.workers = None
+
+
+def standard_deviation(returns: Sequence[float]) -> float:
+    """Returns the population standard deviation of returns; NaN where there are none.
+
+    >>> standard_deviation([1.0, 3.0]), standard_deviation([])
+    (1.0, nan)
+    """
+    return float(np.std(returns)) if returns else math.nan
 
 
 def as_metrics(played: Played, workers: WorkerSet) -> dict[str, Any]:
     """Returns what is reported of an evaluation."""
     summary = summarize_episodes(played.episodes)
     steps = played.done(by_episodes=False)
+    summary["episode_reward_std"] = standard_deviation(summary["hist_stats"]["episode_reward"])
     return {
         **summary,
         "sampler_results": summary,

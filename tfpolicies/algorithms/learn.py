@@ -37,6 +37,7 @@ _TOLD_BY_ALGORITHM = (
     "on_workers_recreated",
     "on_checkpoint_loaded",
 )
+_GREEDY = "Evaluations are greedy: evaluation_config does not say whether policies explore in them."
 _SHOWN = 3  # settings that differ, in a message
 _RESOLVED = ("inference", "jit_compile")  # what "auto" becomes may change with the version
 
@@ -91,6 +92,12 @@ def learn(
         if console is not None and run is not None and algorithm.iteration > iteration:
             goes_on = f"Training goes on in {run.path} after iteration {algorithm.iteration}."
             console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
+        evaluator = algorithm._evaluator
+        if evaluator.is_greedy_by_config is None:
+            evaluator.explore = False
+            closing.callback(setattr, evaluator, "explore", None)
+            if console is not None and algorithm.config.evaluation_interval is not None:
+                console.print(_GREEDY, highlight=False, markup=False, soft_wrap=True)
         records = NoRecords() if run is None else RunRecords(run, algorithm, goals)
         closing.callback(records.close)
         training = TrainingRun(algorithm, goals, records, console, followers)
@@ -123,14 +130,19 @@ def _checked(goals: Goals, algorithm: Any) -> Goals:
         raise UsageError(f"until must be a number or None, got {goals.until!r}.")
     return dataclasses.replace(
         goals,
-        steps=_count("total_timesteps", goals.steps),
-        checkpoint_every=_count("checkpoint_every", goals.checkpoint_every),
-        record_every=goals.record_every and _count("record_every", goals.record_every),
+        steps=as_count("total_timesteps", goals.steps),
+        checkpoint_every=as_count("checkpoint_every", goals.checkpoint_every),
+        record_every=goals.record_every and as_count("record_every", goals.record_every),
         title=f"{type(algorithm).__name__} on {name}",
     )
 
 
-def _count(name: str, value: Any) -> int:
+def as_count(name: str, value: Any) -> int:
+    """Returns a number of 1 or more as an int.
+
+    Raises:
+        UsageError: for anything else, by the name of the argument.
+    """
     number = as_number(value)
     if number is None or number < 1 or not float(number).is_integer():
         raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")

@@ -73,6 +73,15 @@ LEARN_ARGUMENTS: Mapping[str, str] = {
 }
 """Arguments of what learns in Stable-Baselines3, by name."""
 
+EVALUATE_ARGUMENTS: Mapping[str, str] = {
+    "deterministic": "explore=False",
+    "n_eval_episodes": "episodes",
+    "num_episodes": "episodes",
+    "render": "`record_video(algorithm, file)`",
+    "return_episode_rewards": "not needed: each return is in hist_stats['episode_reward']",
+}
+"""Arguments of what evaluates in Stable-Baselines3 and others, by name."""
+
 METHODS: Mapping[str, str] = {
     "compile": "Give the learning rate and the optimizer to the config: `config.training(lr=...)`.",
     "fit": "Call `algorithm.learn(total_timesteps)`.",
@@ -82,8 +91,7 @@ METHODS: Mapping[str, str] = {
     "logdir": "An algorithm writes where you say: `learn(..., run_dir=...)` or `save(folder)`.",
     "num_timesteps": "Read `timesteps_total` in what `train()` returns.",
     "policy": "Use `get_policy()`.",
-    "predict": "Use `compute_single_action(obs, explore=False)`: an algorithm returns the action, "
-    "a policy returns (action, state, extras).",
+    "predict": "Use `get_policy().predict(obs)`.",
     "save_weights": "Use `policy.to_keras().save_weights(file)`.",
     "set_env": "Give the environment to the config: `config.environment(env)`.",
 }

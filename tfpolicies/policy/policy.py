@@ -37,6 +37,7 @@ from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_ke
 from tfpolicies.policy import by_methods, parts
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.policy_views import PolicyViews
+from tfpolicies.policy.prediction import predict
 from tfpolicies.policy.session import Session
 from tfpolicies.system.paths import resolve_path
 
@@ -269,16 +270,50 @@ class Policy(metaclass=ported.AskedByPorted):
         after = first_row(states) if named else [first_row(part) for part in states]
         return first_row(actions), after, first
 
-    def session(self, batch_size: int | None = None) -> Session:
+    def predict(
+        self,
+        obs: Any,
+        state: Any = None,
+        *,
+        reward: Any = None,
+        explore: bool | None = False,
+        batched: bool | None = None,
+    ) -> Any:
+        """Returns what to pass to `env.step`: greedy actions in the environment's units.
+
+        Observations and actions pass through the policy's connectors.
+
+        Args:
+            obs: one observation, or a batch: its arrays with a leading axis `[B, ...]`.
+            state: what the last call returned, for policies with a memory, or `[*arrays]` of
+                `get_initial_state()`; None where episodes begin.
+            reward: what the last action earned, a number or `[B]`; for models that read it.
+            explore: True samples; None takes `config["explore"]`.
+            batched: whether `obs` is a batch; None: its shape decides.
+
+        Returns:
+            One action, or a batch `[B, ...]`, as arrays of your own. Of a policy with a memory,
+            or one that looks back on earlier steps, `(actions, state)`.
+
+        Raises:
+            ObservationError: if the observation does not fit the space, has NaN or infinity, or a
+                mask that allows no action (see `debugging(check_inputs=...)`).
+            UsageError: for a state of another policy or another number of rows, and if a connector
+                remembers something of running episodes.
+        """
+        return predict(self, obs, state, reward=reward, explore=explore, batched=batched)
+
+    def session(self, batch_size: int | None = None, *, explore: bool | None = None) -> Session:
         """Returns an object that acts step by step and keeps the memory in between.
 
         It leaves connectors out, and says so in the log.
 
         Args:
             batch_size: how many environments act together; None for one, without a batch axis.
+            explore: sample (True) or be greedy (False); None takes `config["explore"]`.
         """
         tell_left_out("session()", self.agent_connectors, self.action_connectors)
-        return Session(self, batch_size)
+        return Session(self, batch_size, explore=explore)
 
     def env_action(
         self, action: Any, *, unsquash: bool | None = None, clip: bool | None = None

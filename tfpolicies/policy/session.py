@@ -35,11 +35,15 @@ class Session:
     Args:
         policy: acts.
         batch_size: how many environments act together; None for one, without a batch axis.
+        explore: sample or be greedy; None takes the policy's config.
     """
 
-    def __init__(self, policy: Any, batch_size: int | None = None) -> None:
+    def __init__(
+        self, policy: Any, batch_size: int | None = None, *, explore: bool | None = None
+    ) -> None:
         self.policy = policy
         self.batch_size = batch_size
+        self.explore = explore
         self._leaves = leaves(policy.observation_space)
         self._check = InputCheck(policy.observation_space, policy.action_space).check
         self.reset()
@@ -57,7 +61,7 @@ class Session:
         Args:
             obs: one observation, or a batch `[B, ...]` with a batch size.
             reward: what the last action earned, a number or `[B]`; for models that read it.
-            explore: sample or be greedy; None takes the policy's config.
+            explore: sample or be greedy; None takes the session's.
 
         Raises:
             ObservationError: if the observation does not fit the space, has NaN or infinity, or a
@@ -73,7 +77,7 @@ class Session:
                 raise ObservationError(f"The reward must be finite, got {reward!r:.200}.")
         if earned is not None:
             self.memory.rewarded(earned)
-        actions, _ = self.memory.act(found, explore)
+        actions, _ = self.memory.act(found, self.explore if explore is None else explore)
         own = map_leaves(np.copy, actions)
         return first_row(own) if single else own
 
@@ -85,7 +89,8 @@ class Memory:
     step while others wait.
 
     Attributes:
-        is_needed: whether the policy remembers anything at all.
+        is_needed: whether the policy is given anything of earlier steps.
+        has_state: whether it depends on that: it has a memory, or looks back on earlier steps.
         around: returns further arguments of `Acting.columns` for the rows that act (None: all):
             infos and episodes; None where the policy asks for neither.
     """
@@ -105,6 +110,7 @@ class Memory:
         # The last steps of what is looked back on, by column: leaves [rows, steps, ...].
         self._past = self._zeros(rows)
         self.is_needed = bool(self._states) or bool(self._views)
+        self.has_state = bool(self._states) or bool(self.acting.views)
 
     def _zeros(self, rows: int) -> dict[str, list[np.ndarray]]:
         """Returns the past of `rows` rows at the start of their episodes."""

@@ -1,0 +1,98 @@
+"""Acting by one call: actions for the environment, greedy unless exploration is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.leaves import unbatched
+from tfpolicies.errors import UsageError, show_value
+from tfpolicies.models.spaces import Leaf, leaves, pick
+from tfpolicies.policy.session import Memory, Session
+
+
+def predict(
+    policy: Any,
+    obs: Any,
+    state: Any = None,
+    *,
+    reward: Any = None,
+    explore: bool | None = False,
+    batched: bool | None = None,
+) -> Any:
+    """Does what `Policy.predict` says."""
+    agent, action = policy.agent_connectors, policy.action_connectors
+    changes = any(connector.changes_observations for connector in agent or ())
+    if batched is None:
+        if changes:
+            raise UsageError(
+                "predict cannot tell one observation from a batch in front of connectors that "
+                "change observations. Give batched=False or batched=True."
+            )
+        batched = _is_batch(leaves(policy.observation_space), obs)
+    rows = unbatched(obs) if changes and batched else [obs]
+    if changes:
+        rows = [agent.seen(row) for row in rows]
+        obs = _stack(rows) if batched else rows[0]
+    session = Session(policy, _count_rows(policy, obs) if batched else None, explore=explore)
+    if state is not None:
+        _restore(session.memory, state)
+    result = session.act(obs, reward)
+    if action:
+        done = [action.done(row) for row in (unbatched(result) if batched else [result])]
+        result = _stack(done) if batched else done[0]
+    return (result, session.memory.get_state()) if session.memory.has_state else result
+
+
+def _is_batch(space_leaves: Sequence[Leaf], obs: Any) -> bool:
+    """Returns whether an observation has a leading axis that its space lacks."""
+    try:
+        part = pick(obs, space_leaves[0].path)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return True  # rows in a list, or nothing that fits, which acting refuses
+    return np.ndim(part) > len(space_leaves[0].shape)
+
+
+def _count_rows(policy: Any, obs: Any) -> int:
+    """Returns the rows of a batch; 1 for what acting will refuse."""
+    path = leaves(policy.observation_space)[0].path
+    try:
+        return len(pick(obs, path))
+    except (KeyError, IndexError, TypeError, ValueError):
+        return 1
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    """Returns rows of one structure as a batch of that structure."""
+    if isinstance(rows[0], Mapping):
+        return {key: _stack([row[key] for row in rows]) for key in rows[0]}
+    if isinstance(rows[0], tuple):
+        return tuple(_stack(parts) for parts in zip(*rows, strict=True))
+    return np.stack([np.asarray(row) for row in rows])
+
+
+def _restore(memory: Memory, state: Any) -> None:
+    """Has a memory continue from a state.
+
+    Raises:
+        UsageError: unless it is what `predict` returned for as many rows, or initial states.
+    """
+    expected = memory.get_state()
+    if isinstance(state, Sequence) and not isinstance(state, str):
+        initial = {name: x for name, x in expected.items() if name.startswith("state_")}
+        named = {f"state_{i}": x for i, x in enumerate(state)}
+        if named.keys() == initial.keys() and all(
+            np.shape(named[name]) in (x.shape, x.shape[1:]) for name, x in initial.items()
+        ):
+            state = expected | {n: np.broadcast_to(x, expected[n].shape) for n, x in named.items()}
+    shapes = {name: x.shape for name, x in expected.items()}
+    given = {n: np.shape(x) for n, x in state.items()} if isinstance(state, Mapping) else None
+    if given != shapes:
+        raise UsageError(
+            "state must be what the last call of predict returned, for as many rows, or "
+            f"get_initial_state(): arrays of the shapes {shapes}, got "
+            f"{show_value(state if given is None else given)}. Give None where episodes begin."
+        )
+    memory.set_state({name: np.array(x, expected[name].dtype) for name, x in state.items()})
