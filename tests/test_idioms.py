@@ -56,7 +56,6 @@ def a_policy():
         (lambda: PPOConfig().update_from_dict({"clip_range": 0.1}), KeyError, "clip_param"),
         (lambda: DQNConfig().training(buffer_size=9), TypeError, "{'capacity': ...}"),
         (lambda: PPOConfig()["learning_rate"], KeyError, "training(lr=...)"),
-        (lambda: a_policy().predict(None), AttributeError, "compute_single_action(obs, explore"),
         (lambda: PPO.predict, AttributeError, "predict"),
         (
             lambda: PPOConfig().training(optimizer=keras.optimizers.SGD(0.25, momentum=0.5)),
@@ -110,7 +109,9 @@ def test_an_idiom_of_another_library_is_answered_with_the_one_here(idiom, error,
 
 def test_an_algorithm_is_told_what_predict_is_here():
     built = algorithm()
-    with pytest.raises(AttributeError, match=r"'PPO' object has no attribute 'predict'.*explore="):
+    with pytest.raises(
+        AttributeError, match=r"'PPO' object has no attribute 'predict'.*get_policy"
+    ):
         built.predict(np.zeros(4))
     with pytest.raises(TypeError, match=r"^PPO\.learn\(\) got .* 'callback' is callbacks=\[f\]"):
         built.learn(32, callback=print)

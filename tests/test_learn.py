@@ -102,6 +102,37 @@ def test_progress_is_shown_unless_it_is_not_wanted(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.startswith("64/64 steps | ")
 
 
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    algorithm = build()
+    weights = []
+    algorithm.learn(
+        5 * BATCH,
+        run_dir=tmp_path / "run",
+        progress=False,
+        checkpoint_every=1,
+        keep_checkpoints=3,
+        keep_best=True,
+        callbacks=[lambda algorithm, _: weights.append(algorithm.get_policy().get_weights())],
+    )
+    folder = tmp_path / "run" / "checkpoints"
+    kept = [f"iteration-{i:06}" for i in (3, 4, 5)]
+    assert sorted(path.name for path in folder.iterdir()) == ["best", *kept, "latest"]
+    for name, expected in zip(kept, weights[2:], strict=True):
+        assert_equal(weights_of(folder / name), expected)
+    assert_equal(weights_of(folder / "latest"), weights[-1])
+
+
+def test_a_checkpoint_that_training_goes_on_from_stays(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    build().learn(BATCH, run_dir=run, progress=False, checkpoint_every=1, keep_checkpoints=2)
+    first = run / "checkpoints" / "iteration-000001"
+    again = Algorithm.from_checkpoint(first)
+    again.run_dir = run
+    again.learn(5 * BATCH, run_dir=run, progress=False, checkpoint_every=1, keep_checkpoints=2)
+    found = sorted(path.name for path in first.parent.glob("iteration-*"))
+    assert found == [f"iteration-{i:06}" for i in (1, 4, 5)]
+
+
 # -- going on ---------------------------------------------------------------------------------
 
 

@@ -429,6 +429,7 @@ class Algorithm:
         callbacks: Sequence[Any] = (),
         until: float | None = None,
         checkpoint_every: int = 20,
+        keep_checkpoints: int = 1,
         keep_best: bool = False,
         record_every: int = 0,
     ) -> Learned:
@@ -454,6 +455,8 @@ class Algorithm:
                 methods about training and evaluation.
             until: mean return of the last training episodes at which training ends earlier.
             checkpoint_every: iterations between checkpoints.
+            keep_checkpoints: how many of the newest checkpoints are kept: with 3, the folders
+                `checkpoints/iteration-000020` and so on of the last three, beside `latest`.
             keep_best: whether the checkpoint with the best evaluation, or the best mean return, is
                 kept apart.
             record_every: iterations between videos of an episode, in `videos/` of the run folder;
@@ -478,6 +481,7 @@ class Algorithm:
             steps=total_timesteps,
             until=until,
             checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
             keep_best=keep_best,
             record_every=record_every,
         )

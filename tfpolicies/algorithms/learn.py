@@ -132,6 +132,7 @@ def _checked(goals: Goals, algorithm: Any) -> Goals:
         goals,
         steps=as_count("total_timesteps", goals.steps),
         checkpoint_every=as_count("checkpoint_every", goals.checkpoint_every),
+        keep_checkpoints=as_count("keep_checkpoints", goals.keep_checkpoints),
         record_every=goals.record_every and as_count("record_every", goals.record_every),
         title=f"{type(algorithm).__name__} on {name}",
     )

@@ -41,6 +41,7 @@ class Goals:
         steps: environment steps at which it ends, those of earlier sessions included.
         until: mean return of training episodes at which it ends; None: none.
         checkpoint_every: iterations between checkpoints.
+        keep_checkpoints: how many of the newest are kept, `latest` among them.
         keep_best: whether the best checkpoint is kept apart.
         title: what is trained, for people.
         record_every: iterations between videos; 0: none are recorded.
@@ -49,6 +50,7 @@ class Goals:
     steps: float  # whole
     until: float | None = None
     checkpoint_every: int = 20
+    keep_checkpoints: int = 1
     keep_best: bool = False
     title: str = ""
     record_every: int = 0
@@ -88,6 +90,7 @@ class RunRecords:
         steps = algorithm.counters[_STEPS]
         self._events = EventWriter(run.events, resume_step=steps)
         self._curve_drawn_at = time.monotonic()
+        self._restored_from = algorithm._last_good  # which others may want to begin with again
         self._saved = _iteration_of(run.latest) if run.has_checkpoint else 0
         self._record: AlgorithmRecord | None = None
         self._recorded = algorithm.iteration  # that the record is of
@@ -131,6 +134,9 @@ class RunRecords:
         """Replaces the run's checkpoint, atomically."""
         with interruptions().unhurried():
             self._algorithm.save(self.run.latest)
+            if self._goals.keep_checkpoints > 1:
+                iteration, count = self._algorithm.iteration, self._goals.keep_checkpoints
+                self.run.keep_latest(iteration, count, spared=self._restored_from)
         self._saved = self._algorithm.iteration
 
     def finish(self) -> None:

@@ -193,6 +193,9 @@ class TrainSettings:
         False,
     )
     checkpoint_every: int = _goal(WAY, "iterations between checkpoints (default 20)", 20, **_N)
+    keep_checkpoints: int = _goal(
+        WAY, "keep the newest N checkpoints (default 1: only the newest)", 1, **_N
+    )
     record_every: int = _goal(
         WAY,
         "record a video of an episode every N iterations (default: never)",

@@ -31,7 +31,12 @@ from tfpolicies.models.catalog import (
     q_noise_size,
 )
 from tfpolicies.models.comparing import require_equal
-from tfpolicies.models.distributions import ActionDistribution, Categorical
+from tfpolicies.models.distributions import (
+    ActionDistribution,
+    Categorical,
+    SquashedDeterministic,
+    SquashedGaussian,
+)
 from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, model_leaves, plain_leaves
@@ -39,6 +44,7 @@ from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
 from tfpolicies.models.registry import model_given
 from tfpolicies.models.settings import has_memory
 from tfpolicies.models.spaces import pick
+from tfpolicies.models.tanh_heads import ends_in_tanh, warn_of_tanh
 from tfpolicies.models.views import declared, views_of
 
 logger = logging.getLogger("tfpolicies")
@@ -438,7 +444,13 @@ def _complete(
         _warn_of_rescaling(model)
     if Categorical in dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
         _warn_of_probabilities(model.name.rstrip("0123456789_"))
+    if any(map(_squashes, dist_class.kinds)) and ends_in_tanh(users_model(model)):
+        warn_of_tanh(model.name.rstrip("0123456789_"))
     return model
+
+
+def _squashes(kind: type) -> bool:
+    return issubclass(kind, SquashedGaussian | SquashedDeterministic)
 
 
 def _width_of_memory(config: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -59,7 +60,7 @@ class RunFolder:
         learning_curve: the picture of the learning curve.
         checkpoints: the folder of the checkpoints.
         latest: the newest checkpoint.
-        best: the best checkpoint.
+        best: the best checkpoint; older ones may lie beside it, as `iteration-000020`.
         export: the folder of the exported policy.
         videos: the folder of videos.
     """
@@ -220,6 +221,26 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         self.release()
 
+    def keep_latest(self, iteration: int, count: int, *, spared: str | None = None) -> None:
+        """Keeps the newest checkpoint as `iteration-000020` and removes older ones of that kind.
+
+        Files that checkpoints have in common are links, so they take space once.
+
+        Args:
+            iteration: that the newest checkpoint is of.
+            count: how many stay.
+            spared: a checkpoint that stays in any case.
+        """
+        target = self.checkpoints / f"iteration-{iteration:06}"
+        staging = self.checkpoints / f".{target.name}"
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.copytree(self.latest, staging, copy_function=_link_or_copy)
+        shutil.rmtree(target, ignore_errors=True)
+        staging.rename(target)
+        for older in sorted(self.checkpoints.glob("iteration-*"))[:-count]:
+            if str(older) != spared:
+                shutil.rmtree(older, ignore_errors=True)
+
     @property
     def has_checkpoint(self) -> bool:
         """Whether the newest checkpoint is there, whole: its manifest is written last."""
@@ -323,3 +344,11 @@ def _settings_text(settings: Mapping[str, Any], created: datetime) -> bytes:
             f"`settings` must be what JSON can hold, but {error}. Got {dict(settings)!r}. "
             "Turn such values into text or leave them out."
         ) from error
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Links a file, or copies it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,49 @@
+"""Models that end in tanh, whose outputs a policy squashes by tanh once more."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import keras
+
+logger = logging.getLogger("tfpolicies")
+
+_SHAPING = ("Rescaling", "Multiply", "Reshape", "Identity", "Flatten", "Lambda", "Concatenate")
+"""Operations of Keras that may follow an activation, to which their first input leads."""
+
+
+def ends_in_tanh(model: Any) -> bool:
+    """Returns whether the first output of a functional or sequential model is that of a tanh.
+
+    >>> import keras
+    >>> units = keras.layers.Dense(2, "tanh"), keras.layers.Dense(2)
+    >>> inputs = keras.Input((3,))
+    >>> [ends_in_tanh(keras.Model(inputs, 2.0 * unit(inputs))) for unit in units]
+    [True, False]
+    """
+    outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
+    tensor = outputs[0] if outputs else None
+    while (history := getattr(tensor, "_keras_history", None)) is not None:
+        operation = history.operation
+        kind = type(operation).__name__
+        activation = getattr(operation, "activation", None)
+        if kind == "Tanh" or getattr(activation, "__name__", "") == "tanh":
+            return True
+        if kind not in _SHAPING:
+            break
+        sources = operation._inbound_nodes[history.node_index].input_tensors
+        tensor = sources[0] if sources else None
+    return False
+
+
+@functools.cache
+def warn_of_tanh(name: str) -> None:
+    """Says once per name of a model that its actions cannot reach the bounds."""
+    logger.warning(
+        "The model %r ends in tanh, but its outputs are squashed to the bounds of the actions by "
+        "tanh here, so actions reach 76 %% of the bounds at most. Leave that activation and the "
+        "scaling behind it out: Dense(n).",
+        name,
+    )
