@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, Policy
+from tfpolicies.algorithms.run_records import Goals, RunRecords
 from tfpolicies.cli import main
 from tfpolicies.errors import FolderInUseError, NonFiniteError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
@@ -120,6 +121,26 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for name, expected in zip(kept, weights[2:], strict=True):
         assert_equal(weights_of(folder / name), expected)
     assert_equal(weights_of(folder / "latest"), weights[-1])
+
+
+def test_a_resumed_run_measures_its_best_checkpoint_as_it_evaluates_now(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluates = {"evaluation_interval": 1, "evaluation_duration": 2}
+    build(**evaluates).learn(2 * BATCH, run_dir=run, progress=False, keep_best=True)
+    rows = (run / "progress.csv").read_text().splitlines()
+    column = rows[0].split(",").index("evaluation/episode_reward_mean")
+    cells = [row.split(",") for row in rows[1:]]
+    for cell in cells:  # as if episodes had been sampled, or been others
+        cell[column] = "1e6"
+    lines = [rows[0], *(",".join(cell) for cell in cells)]
+    (run / "progress.csv").write_text("\n".join(lines) + "\n")
+
+    again = build(**evaluates)
+    records = RunRecords(RunFolder.open(run), again, Goals(steps=1, keep_best=True))
+    records.close()
+    assert 8.0 < records._best < 500.0
+    fresh = build(**evaluates)  # nothing else has changed
+    assert_equal(again.get_policy().get_weights(), fresh.get_policy().get_weights())
 
 
 def test_a_checkpoint_that_training_goes_on_from_stays(tmp_path: Path) -> None:

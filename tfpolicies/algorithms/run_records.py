@@ -85,6 +85,9 @@ class RunRecords:
         self._scores_samples = goals.keep_best and not evaluates_behind
         self._sampled_with: dict[str, Any] = {}  # by policy id, states when an iteration began
         self._best = _best_score(run, config)
+        measures = evaluates_behind and config.custom_evaluation_function is None
+        if measures and goals.keep_best and run.best.exists():
+            self._best = _evaluate_best(run, algorithm)
         self._csv = ProgressCsv(run.progress_csv)
         self._csv.drop_after(algorithm.iteration)
         steps = algorithm.counters[_STEPS]
@@ -223,6 +226,31 @@ def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     own = [row for row in rows if row["iteration"] == best]
     scores = [_score(row, config) for row in own or rows]
     return max((score for score in scores if not math.isnan(score)), default=-math.inf)
+
+
+def _evaluate_best(run: RunFolder, algorithm: Any) -> float:
+    """Returns the mean return of the best checkpoint, evaluated as later ones will be.
+
+    What the run's CSV says may have been measured in another way: sampled, or in fewer episodes.
+    """
+    from tfpolicies.policy.policy import Policy
+
+    usual = algorithm._evaluator
+    evaluator = usual.changed({}, usual.explore)  # whose random numbers are nobody else's
+    leader, best = algorithm.worker, Policy.from_checkpoint(run.best)
+    replaced = {pid: leader.policy_map[pid] for pid in best if pid in leader.policy_map}
+    states = {pid: policy.get_state() for pid, policy in replaced.items()}
+    try:
+        for pid, policy in replaced.items():
+            policy.set_state(best[pid].get_state())
+        returns = [episode.episode_reward for episode in evaluator.play().episodes]
+    finally:
+        evaluator.stop()
+        for pid, policy in replaced.items():
+            policy.set_state(states[pid])
+    score = sum(returns) / len(returns) if returns else -math.inf
+    logger.info("The best checkpoint so far has a mean return of %.4g.", score)
+    return score
 
 
 def _iteration_of(checkpoint: Path) -> int:
