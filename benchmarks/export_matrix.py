@@ -78,7 +78,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cnn": ("image", CONVOLUTIONS, {}),
     "stacked frames": ("stack", CONVOLUTIONS, {}),
     "lstm": ("vector", {"use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 8}, {}),
-    "gru": ("vector", {"use_gru": True, "gru_cell_size": 32, "max_seq_len": 8}, {}),
+    "gru": ("vector", {"use_gru": True, "lstm_cell_size": 32, "max_seq_len": 8}, {}),
     "attention": ("vector", {"use_attention": True, "max_seq_len": 8}, {}),
     "image and lstm": (
         "image",
