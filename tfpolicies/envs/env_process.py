@@ -33,7 +33,7 @@ from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
 from tfpolicies.envs.vector import PlainEnvironments, Step
 from tfpolicies.errors import EnvError, show_value
 
-TRACE_SIGNAL = getattr(signal, "SIGUSR1", None)  # Windows has none, nor these processes
+TRACE_SIGNAL: int = getattr(signal, "SIGUSR1", 0)  # 0: on Windows, which has no such processes
 """Makes the process write where it is, also where it hangs in native code."""
 
 
@@ -119,7 +119,9 @@ class SentError(NamedTuple):
             pickled = dumps(error)
             pickle.loads(pickled)
         except Exception:
-            pickled = pickle.dumps(EnvError(f"{type(error).__name__}: {error}"))
+            instead = EnvError(f"{type(error).__name__}: {error}")
+            instead.__dict__["__notes__"] = getattr(error, "__notes__", [])
+            pickled = pickle.dumps(instead)
         return cls(pickled, text, frames)
 
 
@@ -392,8 +394,7 @@ def serve(process: int, requests: int, memory: int, trace: int) -> None:
     _end_with_worker()
     atexit.register(os.killpg, os.getpgrp(), signal.SIGKILL)  # after the environments' own
     faulthandler.enable(trace)
-    if TRACE_SIGNAL is not None:
-        faulthandler.register(TRACE_SIGNAL, trace)
+    faulthandler.register(TRACE_SIGNAL, trace)
     if process:
         warnings.simplefilter("ignore")  # the first process gives the same ones
     records = _Records()

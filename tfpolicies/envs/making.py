@@ -44,7 +44,7 @@ class EnvContext(dict[str, Any]):
     Attributes:
         worker_index: 0 for the worker of this process.
         vector_index: which of the worker's environments it is.
-        remote: whether the environment runs in a process of its own.
+        remote: whether the environment runs in one of the `env_processes`.
         num_workers: remote workers of the run.
         recreated_worker: whether its worker replaces one that died.
     """
