@@ -510,7 +510,7 @@ def test_stopping_a_worker_ends_its_processes_and_what_they_started(worker_for):
     assert wait_until(lambda: not any(map(is_running, processes)))
 
 
-def test_environments_that_nobody_closes_end_with_their_last_reference():
+def test_environments_that_are_not_closed_end_with_their_last_reference():
     worker = make_worker(Faulty, {"kind": "none"})
     processes = process_ids(worker)
     worker.environments = worker.sampler = None

@@ -512,7 +512,7 @@ class ProcessEnvironments(Environments):
         return process
 
     def _announce(self, process: _Process, index: int) -> None:
-        """Tells the worker about all environments of a process that was started again."""
+        """Notifies the worker of all environments of a process that was started again."""
         del index
         for i in self._shares[process.number]:
             self._on_made(RemoteEnvironment(self, i), i)
