@@ -324,7 +324,7 @@ class EnvProcess:
             ) from error
 
     def get_state(self) -> list[Any] | None:
-        """Returns the state of each environment, None if one cannot tell it."""
+        """Returns the state of each environment, None if one has none."""
         return self._envs.get_state()
 
     def set_state(self, states: Sequence[Any]) -> None:
