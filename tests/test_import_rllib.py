@@ -463,7 +463,7 @@ def test_settings_go_by_their_names_and_what_stays_behind_is_listed():
     env, future, remote = found.left
     assert env == "env=<mine:Env>"
     assert future.startswith("of_the_future=3 (Invalid property name")
-    assert remote.startswith("remote_worker_envs=True (environments run inside their worker")
+    assert remote.startswith("remote_worker_envs=True (env_processes=N spreads")
 
 
 @pytest.mark.core

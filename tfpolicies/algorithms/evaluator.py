@@ -184,7 +184,10 @@ class Evaluator:
             by_episodes = config.evaluation_duration_unit == "episodes"
             envs = duration // ((1 if by_episodes else _STEPS_PER_ENV) * workers)
         envs = max(1, min(envs, _MOST_ENVS))
-        return config.rollouts(num_envs_per_worker=envs, num_rollout_workers=0)
+        processes = min(envs, config.env_processes)
+        return config.rollouts(
+            num_envs_per_worker=envs, env_processes=processes, num_rollout_workers=0
+        )
 
     def play(self, remaining: Remaining | None = None, episodes: int | None = None) -> Played:
         """Plays `evaluation_duration` episodes or steps with the present policies.

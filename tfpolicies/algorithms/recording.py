@@ -14,6 +14,7 @@ from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.envs.checking import same_randomness
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.rendering import PICTURES, make_rendering, pictures_of
@@ -23,7 +24,6 @@ from tfpolicies.reporting.video import new_video, require_video_packages
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.filming import Camera, Play, on_stage
 from tfpolicies.rollout.sampler import Goal
-from tfpolicies.rollout.worker_environments import same_randomness
 from tfpolicies.system.paths import resolve_path
 
 MAX_STEPS = 10_000

@@ -8,7 +8,6 @@ import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from types import TracebackType
 
 from tfpolicies.cli.settings import in_words
 from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
@@ -78,7 +77,7 @@ def described(error: BaseException) -> str:
         return what_happened(number).lower()
     if isinstance(error, BrokenPipeError) and output_is_closed():
         return "nobody reads the output any more"
-    place = _place(error.__traceback__)
+    place = _place(error)
     if isinstance(error, SystemExit):
         return f"the process was to end by SystemExit({error.code!r}){place}"
     text = " ".join(_in_own_words(error).split()).removesuffix(".")
@@ -95,9 +94,10 @@ def _in_own_words(error: BaseException) -> str:
     return f"{text.removesuffix(error.advice)}Give {in_words(error.settings)}."
 
 
-def _place(trace: TracebackType | None) -> str:
+def _place(error: BaseException) -> str:
     """Returns where an error arose: the last line that is neither ours nor of a library."""
-    frames = traceback.extract_tb(trace)
+    frames = [*traceback.extract_tb(error.__traceback__)]
+    frames += getattr(error.__cause__, "frames", ())  # in the process of an environment
     libraries = {str(Path(__file__).parent.parent), *sysconfig.get_paths().values()}
     libraries = {f"{path}{os.sep}" for path in libraries if path != sysconfig.get_paths()["data"]}
     own = [x for x in frames if not any(x.filename.startswith(path) for path in libraries)]

@@ -140,7 +140,7 @@ def _restored(args: argparse.Namespace, checkpoint: Path) -> Any:
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.config.callbacks import DefaultCallbacks
 
-    few = {"num_rollout_workers": 0, "num_envs_per_worker": 1, "log_level": "ERROR"}
+    few = {"num_rollout_workers": 0, "num_envs_per_worker": 1, "env_processes": 0}
     given: dict[str, Any] = {"callbacks": DefaultCallbacks}  # those of training are not called
     if args.env is not None:
         given["env"] = args.env
@@ -151,7 +151,7 @@ def _restored(args: argparse.Namespace, checkpoint: Path) -> Any:
     return kind.from_checkpoint(
         checkpoint,
         policy_mapping_fn=None if mapping is None else imported("policy_mapping", mapping),
-        config={**few, **given},
+        config={**few, "log_level": "ERROR", **given},
         allow_other_spaces=args.allow_other_spaces,
         model_work_limit=args.model_work_limit,
     )

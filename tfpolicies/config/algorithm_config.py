@@ -14,7 +14,7 @@ from tfpolicies.config.multi_agent import MultiAgent
 from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
-from tfpolicies.envs.making import is_instance, require_alone
+from tfpolicies.envs.making import check_process_count, is_instance, require_alone
 from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches, show_value
 from tfpolicies.models.spaces import MASK
 
@@ -344,7 +344,9 @@ class AlgorithmConfig(SectionedConfig):
             elsewhere = (self.evaluation_config or {}).get("env") is not None
             evaluates = self.evaluation_interval is not None and not elsewhere
             envs, workers = self.num_envs_per_worker, self.num_rollout_workers
-            require_alone(self.env, envs, workers, evaluates=evaluates)
+            processes = self.env_processes
+            require_alone(self.env, envs, workers, evaluates=evaluates, num_processes=processes)
+        check_process_count(self.num_envs_per_worker, self.env_processes)
         if self.evaluation_config is not None:
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
         self._validate_connectors()

@@ -121,8 +121,8 @@ _NO_NEW_STACK = (
     "there is one stack, with policies and rollout workers; give the network by training(model=...)"
 )
 _NO_REMOTE_ENVS = (
-    "environments run inside their worker; use num_envs_per_worker, or num_rollout_workers for "
-    "more processes"
+    "env_processes=N spreads the num_envs_per_worker environments of a worker over N processes; "
+    "or use num_rollout_workers"
 )
 _NO_OPE = (
     "off-policy estimates need offline data, and batches come from environments; evaluate in an "

@@ -111,6 +111,7 @@ class Rollouts(Section):
 
     num_rollout_workers: int = setting(0, count(0))  # 0: in this process
     num_envs_per_worker: int = setting(1, COUNT)  # environments stepped together by a worker
+    env_processes: int = setting(0, count(0))  # they are spread over; 0: in the worker's process
     rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
     batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
     compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns

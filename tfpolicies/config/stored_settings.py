@@ -118,6 +118,7 @@ def _at_most(limit: int) -> Callable[[Any], Any]:
 
 _LARGEST = {
     "num_envs_per_worker": 1 << 14,
+    "env_processes": 1 << 8,
     "num_rollout_workers": 1 << 10,
     "evaluation_num_workers": 1 << 10,
     "train_batch_size": 1 << 27,

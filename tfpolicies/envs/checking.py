@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -53,6 +55,45 @@ def check_env(
         seen, over = check.step(seen)
         if over:
             seen = check.reset(None)
+
+
+def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) -> None:
+    """Plays a few steps of a new environment and closes it; see `check_env`.
+
+    One whose `_skip_env_checking` is true, or that leaves its spaces to the policies, is only made
+    and closed. The global generators of random numbers stay as they were.
+
+    Args:
+        make: makes the environment of an index; called with 0.
+        steps: how many to play.
+        action_mask_key: the key of masks in observations.
+
+    Raises:
+        EnvError: at the first fault.
+    """
+    with same_randomness():
+        env = make(0)
+        try:
+            if _may_be_checked(env):
+                check_env(env, steps=steps, action_mask_key=action_mask_key)
+        finally:
+            env.close()
+
+
+def _may_be_checked(env: Any) -> bool:
+    own_spaces = (getattr(env, f"{of}_space", None) for of in ("observation", "action"))
+    return None not in own_spaces and not getattr(env, "_skip_env_checking", False)
+
+
+@contextlib.contextmanager
+def same_randomness() -> Iterator[None]:
+    """Leaves the global generators of random numbers as they were."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 class _SingleAgentCheck:

@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from tfpolicies.envs.vector import (
     SteppedTogether,
     VectorEnvironments,
 )
-from tfpolicies.errors import EnvError, near_matches
+from tfpolicies.errors import ConfigError, EnvError, near_matches
 
 _MANY = (VectorEnv, SteppedTogether)
 
@@ -43,7 +44,7 @@ class EnvContext(dict[str, Any]):
     Attributes:
         worker_index: 0 for the worker of this process.
         vector_index: which of the worker's environments it is.
-        remote: whether the environment runs in a process of its own.
+        remote: whether the environment runs in one of the `env_processes`.
         num_workers: remote workers of the run.
         recreated_worker: whether its worker replaces one that died.
     """
@@ -107,6 +108,7 @@ def make_any_environments(
     *,
     checked: bool = True,
     may_be_none: bool = False,
+    each_alone: bool = False,
 ) -> Environments | MultiAgentEnvironments | None:
     """Makes `num_envs` environments of one agent or of several.
 
@@ -127,6 +129,8 @@ def make_any_environments(
         on_created: called with each environment, its context and its index; see `announce`.
         checked: whether Gymnasium's checker watches environments made by name.
         may_be_none: whether a creator may give None, for no environment.
+        each_alone: whether environments of a registered name are stepped one by one, also where
+            the name has a vector implementation.
 
     Returns:
         `MultiAgentEnvironments` for environments with several agents, `Environments` for others;
@@ -144,7 +148,7 @@ def make_any_environments(
     elif named is None and isinstance(source, str) and is_envpool_name(source):
         made = envpool_environments(source, num_envs, context)
     elif named is None and isinstance(source, str) and not is_import_path(source):
-        made = _by_name(source, num_envs, context, checked=checked)
+        made = _by_name(source, num_envs, context, checked=checked, each_alone=each_alone)
     else:
         create = _resolved(source) if named is None else _registered_call(named)
         made = _by_creator(create, source, num_envs, context)
@@ -209,8 +213,10 @@ def is_instance(source: Any) -> bool:
     return isinstance(source, (gym.Env, *_MANY)) or is_pettingzoo(source)
 
 
-def require_alone(env: Any, num_envs: int, num_workers: int, *, evaluates: bool) -> None:
-    """Checks that an environment which is given itself is the only one that is needed.
+def require_alone(
+    env: Any, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
+) -> None:
+    """Checks that an environment which is given itself is the only one that is needed, and here.
 
     Raises:
         EnvError: if more are.
@@ -220,6 +226,9 @@ def require_alone(env: Any, num_envs: int, num_workers: int, *, evaluates: bool)
         f"{num_envs} environments are to be stepped together": several,
         f"{num_workers} remote workers need environments of their own": num_workers > 0,
         "evaluation needs environments of its own": evaluates,
+        f"env_processes={num_processes} has environments made in other processes": bool(
+            num_processes
+        ),
     }
     why = next((reason for reason, holds in reasons.items() if holds), None)
     if why is not None:
@@ -227,6 +236,25 @@ def require_alone(env: Any, num_envs: int, num_workers: int, *, evaluates: bool)
             f"env is one {type(env).__name__} object, but {why}. Give its class instead, or a "
             f"function that makes a new one at each call: lambda env_config: {type(env).__name__}"
             "(...)."
+        )
+
+
+def check_process_count(num_envs: int, num_processes: int) -> None:
+    """Checks that each process has an environment.
+
+    Raises:
+        ConfigError: if there are more processes, or the system does not offer what they need.
+    """
+    if num_processes > num_envs:
+        raise ConfigError(
+            f"env_processes={num_processes} is more than num_envs_per_worker={num_envs}, the "
+            "environments that are spread over the processes. Set num_envs_per_worker="
+            f"{num_processes} for one environment in each, or fewer processes."
+        )
+    if num_processes and sys.platform == "win32":
+        raise ConfigError(
+            f"env_processes={num_processes} needs Linux or macOS. Leave it out; use "
+            "num_rollout_workers for more processes."
         )
 
 
@@ -257,18 +285,20 @@ def is_import_path(name: str) -> bool:
     return ":" in name or ("." in name and "/" not in name and name not in gym.registry)
 
 
-def _by_name(name: str, num_envs: int, context: EnvContext, *, checked: bool) -> Environments:
+def _by_name(
+    name: str, num_envs: int, context: EnvContext, *, checked: bool, each_alone: bool
+) -> Environments:
     try:
-        return _registered(name, num_envs, dict(context), checked=checked)
+        return _registered(name, num_envs, dict(context), checked=checked, each_alone=each_alone)
     except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
         raise EnvError(f"The environment {name!r} could not be made: {error}") from error
 
 
 def _registered(
-    name: str, num_envs: int, arguments: dict[str, Any], *, checked: bool
+    name: str, num_envs: int, arguments: dict[str, Any], *, checked: bool, each_alone: bool
 ) -> Environments:
     spec = gym_spec(name)
-    if spec.vector_entry_point is not None and num_envs > 1:
+    if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
 
         def make_vector(index: int) -> VectorEnv:
             del index
@@ -358,7 +388,11 @@ def _by_creator(
     if not isinstance(first, (gym.Env, *_MANY)) and not is_pettingzoo(first):
         raise _unusable(source, first)
     count = 1 if isinstance(first, _MANY) else num_envs
-    envs = [first, *(create(context.copy_with_overrides(vector_index=i)) for i in range(1, count))]
+
+    def get_context(index: int) -> EnvContext:
+        return context.copy_with_overrides(vector_index=context.vector_index + index)
+
+    envs = [first, *(create(get_context(i)) for i in range(1, count))]
     if len({id(env) for env in envs}) < count:
         raise EnvError(
             f"{source!r} gives one environment again and again, but {num_envs} are to be stepped "
@@ -366,7 +400,7 @@ def _by_creator(
         )
 
     def make(index: int) -> Any:
-        return _of_our_api(create(context.copy_with_overrides(vector_index=index)))
+        return _of_our_api(create(get_context(index)))
 
     return _made_by(make, _stepped([_of_our_api(env) for env in envs]))
 

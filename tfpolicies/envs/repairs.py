@@ -42,6 +42,11 @@ def hint_for(error: BaseException) -> str:
     return ""
 
 
+def describe_slow_call(what: str, seconds: float, limit: float) -> str:
+    """Returns the message about a call that took longer than `env_step_timeout_s`."""
+    return f"{what} took {seconds:.1f} seconds; env_step_timeout_s={limit:g}."
+
+
 class Watchdog:
     """Notices calls that take too long, in a thread of its own.
 
@@ -75,7 +80,7 @@ class Watchdog:
             self._running = None
         seconds = time.monotonic() - since
         if seconds > self.limit:
-            raise EnvError(f"{what} took {seconds:.1f} seconds; env_step_timeout_s={self.limit:g}.")
+            raise EnvError(describe_slow_call(what, seconds, self.limit))
         return result
 
     def trouble(self) -> str | None:
@@ -114,10 +119,16 @@ class Repairs:
         watchdog: looks after how long calls take; None: they may take any time.
         limit: times that an environment may break without finishing an episode; None: any number.
         on_made: called with each environment that was made anew, and its index.
+        first_index: what messages call the environment of index 0.
 
     Attributes:
-        breaks: how many there were, in all environments.
+        make: as given.
+        worker_index: as given.
+        watchdog: as given.
+        limit: as given.
         on_made: as given.
+        first_index: as given.
+        breaks: how many there were, in all environments.
     """
 
     def __init__(
@@ -127,11 +138,14 @@ class Repairs:
         watchdog: Watchdog | None = None,
         limit: int | None = None,
         on_made: Callable[[Any, int], None] = lambda env, index: None,
+        first_index: int = 0,
     ) -> None:
         self.make = make
+        self.worker_index = worker_index
         self.on_made = on_made
         self.watchdog = watchdog
-        self._limit = limit
+        self.limit = limit
+        self.first_index = first_index
         self.breaks = self._episodes = 0  # of all environments; only whole episodes count
         self._has_started = False  # whether one of them has been reset
         self._place = "" if worker_index is None else f" of worker {worker_index}"
@@ -140,7 +154,7 @@ class Repairs:
 
     def name(self, index: int) -> str:
         """Returns how messages call an environment."""
-        return f"Environment {index}{self._place}"
+        return f"Environment {self.first_index + index}{self._place}"
 
     def call(self, index: int, method: str) -> str:
         """Returns how messages call a method of an environment."""
@@ -211,10 +225,10 @@ class Repairs:
                 *(self.name(index), reason, self.breaks, self._episodes),
             )
         times = self._times[index] = self._times.get(index, 0) + 1
-        if self._limit is not None and times > self._limit:
+        if self.limit is not None and times > self.limit:
             raise EnvError(
                 f"{self.name(index)} broke {times} times without a whole episode, and "
-                f"max_num_sub_environment_restarts={self._limit}; at last it {reason}"
+                f"max_num_sub_environment_restarts={self.limit}; at last it {reason}"
             ) from error
         self._in_a_row[index] += 1
         if self._in_a_row[index] >= _MOST_IN_A_ROW:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import CONNECTORS, connector_state
@@ -19,7 +16,7 @@ from tfpolicies.connectors import (
     OwnFilter,
     restore,
 )
-from tfpolicies.envs.checking import UnlikeSpaceError, check_env
+from tfpolicies.envs.checking import UnlikeSpaceError, check_new_env
 from tfpolicies.envs.making import (
     EnvContext,
     announce,
@@ -28,6 +25,7 @@ from tfpolicies.envs.making import (
     require_alone,
 )
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.process_environments import ProcessEnvironments, make_process_environments
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
@@ -108,15 +106,21 @@ def make_worker_environments(
     if config.in_evaluation and is_instance(source):
         require_alone(source, 1, 0, evaluates=True)
     began = time.perf_counter()
-    made = make_any_environments(
-        source,
-        config.num_envs_per_worker,
-        context,
-        on_created,
-        checked=not config.disable_env_checking,
-        may_be_none=bool(worker.spaces),
-    )
+    checks = {
+        "checked": not config.disable_env_checking,
+        "may_be_none": bool(worker.spaces),
+    }
+    made: Environments | MultiAgentEnvironments | None
+    if config.env_processes:
+        numbers = config.num_envs_per_worker, config.env_processes
+        made = make_process_environments(source, *numbers, context, on_created, **checks)
+    else:
+        made = make_any_environments(
+            source, config.num_envs_per_worker, context, on_created, **checks
+        )
     worker.seconds_to_make = time.perf_counter() - began
+    if isinstance(made, ProcessEnvironments):
+        worker.seconds_to_make = made.seconds_to_make
     if made is None:
         return None, None
     try:
@@ -151,39 +155,23 @@ def check_environment(worker: Any) -> None:
         EnvError: if something is wrong with the environment. Of an observation that is not as its
             space says, but can be sampled, there is only a warning.
     """
-    envs = worker.environments
-    each = isinstance(envs, PlainEnvironments | MultiAgentEnvironments)
-    maker = envs.maker if each else None
-    slow = worker.seconds_to_make > _MOST_SECONDS * worker.config.num_envs_per_worker
-    if maker is None or slow or any(worker.config[name] for name in _UNCHECKED):
+    envs: Any = worker.environments
+    check: Callable[[int, str], None]
+    if isinstance(envs, ProcessEnvironments):
+        check = envs.check_new_env
+    elif isinstance(envs, PlainEnvironments | MultiAgentEnvironments) and envs.maker is not None:
+        check = functools.partial(check_new_env, envs.maker)
+    else:
         return
-    with same_randomness():
-        env = maker(0)
-        try:
-            if _may_be_checked(env):
-                check_env(env, steps=_STEPS, action_mask_key=worker.config.action_mask_key)
-        except UnlikeSpaceError as error:
-            logger.warning("%s %s", error, _FOUND)
-        except EnvError as error:
-            raise EnvError(f"{error} {_FOUND}") from error
-        finally:
-            env.close()
-
-
-def _may_be_checked(env: Any) -> bool:
-    spaces = (getattr(env, f"{of}_space", None) for of in ("observation", "action"))
-    return None not in spaces and not getattr(env, "_skip_env_checking", False)
-
-
-@contextlib.contextmanager
-def same_randomness() -> Iterator[None]:
-    """Leaves the global generators of random numbers as they were."""
-    before = random.getstate(), np.random.get_state()
+    slow = worker.seconds_to_make > _MOST_SECONDS * worker.config.num_envs_per_worker
+    if slow or any(worker.config[name] for name in _UNCHECKED):
+        return
     try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+        check(_STEPS, worker.config.action_mask_key)
+    except UnlikeSpaceError as error:
+        logger.warning("%s %s", error, _FOUND)
+    except EnvError as error:
+        raise EnvError(f"{error} {_FOUND}") from error
 
 
 def _require_fitting(

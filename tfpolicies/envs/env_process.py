@@ -1,0 +1,445 @@
+"""The process that steps a share of a worker's environments: its program, without TensorFlow.
+
+It makes plain environments and steps them by `PlainEnvironments`, as a worker does that has none
+of these processes, so that episodes, seeds, errors and restarts are the same. Requests come by a
+socket; observations, actions and results are in memory that is shared.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import functools
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+from tfpolicies.envs.checking import check_new_env
+from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.envs.repairs import Repairs, describe_slow_call
+from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
+from tfpolicies.envs.vector import PlainEnvironments, Step
+from tfpolicies.errors import EnvError, show_value
+
+TRACE_SIGNAL: int = getattr(signal, "SIGUSR1", 0)  # 0: on Windows, which has no such processes
+"""Makes the process write where it is, also where it hangs in native code."""
+
+
+class Assignment(NamedTuple):
+    """What a process is to make.
+
+    Attributes:
+        source: as `make_any_environments` takes it.
+        creators: what the worker's process has registered, by name.
+        spec: of a name that is registered with Gymnasium; None for other sources.
+        context: of the worker's first environment.
+        checked: whether Gymnasium's checker watches environments made by name.
+        may_be_none: whether a creator may give None, for no environment.
+        num_envs: of all processes.
+        num_processes: how many there are.
+        log_level: records of lower levels are dropped.
+    """
+
+    source: Any
+    creators: dict[str, Any]
+    spec: gym.envs.registration.EnvSpec | None
+    context: EnvContext
+    checked: bool
+    may_be_none: bool
+    num_envs: int
+    num_processes: int
+    log_level: int
+
+
+class Made(NamedTuple):
+    """What a process has made.
+
+    Attributes:
+        observation_space: of each environment.
+        action_space: of each environment.
+        seconds: that it took.
+        has_tensorflow: whether that imported TensorFlow.
+    """
+
+    observation_space: gym.Space
+    action_space: gym.Space
+    seconds: float
+    has_tensorflow: bool
+
+
+class Rest(NamedTuple):
+    """The parts of a step that are not in shared memory; indices are those of all environments.
+
+    Attributes:
+        infos: one dict per environment, pickled.
+        dead: bool `[K]`; None: all K were transitions.
+        final: indices and last observations; None: no episode ended.
+        broken: by index.
+        remade: indices of the environments that were made again.
+    """
+
+    infos: bytes
+    dead: Any
+    final: Any
+    broken: dict[int, SentError]
+    remade: list[int]
+
+
+class SentError(NamedTuple):
+    """An exception as it is sent to another process.
+
+    Attributes:
+        pickled: the exception.
+        text: its traceback as text.
+        frames: the frames of the traceback.
+    """
+
+    pickled: bytes
+    text: str
+    frames: list[traceback.FrameSummary]
+
+    @classmethod
+    def from_exception(cls, error: BaseException) -> SentError:
+        """Returns what is sent of an exception; of one that cannot be sent, an `EnvError`."""
+        text = "".join(traceback.format_exception(error))
+        frames = list(traceback.extract_tb(error.__traceback__))
+        try:
+            pickled = dumps(error)
+            pickle.loads(pickled)
+        except Exception:
+            instead = EnvError(f"{type(error).__name__}: {error}")
+            instead.__dict__["__notes__"] = getattr(error, "__notes__", [])
+            pickled = pickle.dumps(instead)
+        return cls(pickled, text, frames)
+
+
+def dumps(value: Any) -> bytes:
+    """Returns a value as bytes for `pickle.loads`; classes of scripts and closures are included.
+
+    Raises:
+        Exception: of many classes, if part of the value cannot be sent to another process.
+    """
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        import cloudpickle
+
+        return cloudpickle.dumps(value)
+
+
+def get_share(process: int, num_envs: int, num_processes: int) -> range:
+    """Returns the indices of the environments of one process; the first ones have one more.
+
+    >>> [list(get_share(process, 5, 2)) for process in (0, 1)]
+    [[0, 1, 2], [3, 4]]
+    """
+    size, more = divmod(num_envs, num_processes)
+    start = process * size + min(process, more)
+    return range(start, start + size + (process < more))
+
+
+class _RecordedRepairs(Repairs):
+    """Repairs of a share of environments, whose calls are recorded in shared memory.
+
+    Args:
+        arrays: where the worker looks up which call hangs, or ended the process.
+        process: which one this is.
+        seconds: that a call may take; None: any time.
+        settings: see `Repairs`.
+    """
+
+    def __init__(
+        self, arrays: SharedArrays, process: int, seconds: float | None, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self._arrays = arrays
+        self._process = process
+        self._seconds = seconds
+
+    def watched(self, index: int, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(self._record, index, method, function)
+
+    def _record(
+        self, index: int, method: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        arrays, process = self._arrays, self._process
+        arrays.index[process] = self.first_index + index
+        arrays.is_step[process] = method == "step"
+        arrays.since[process] = began = time.monotonic()
+        result = function(*args, **kwargs)
+        seconds = time.monotonic() - began
+        if self._seconds is not None and seconds > self._seconds:
+            raise EnvError(describe_slow_call(self.call(index, method), seconds, self._seconds))
+        return result
+
+
+class _Records(logging.Handler):
+    """Keeps log records until the next answer takes them to the worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[str, int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append((record.name, record.levelno, self.format(record)))
+
+    def take(self) -> list[tuple[str, int, str]]:
+        """Returns name, level and text of the records since the last call."""
+        records, self.kept = self.kept, []
+        return records
+
+
+class EnvProcess:
+    """Answers the requests of the worker that started this process.
+
+    Args:
+        process: which one of the worker's this is.
+        memory: descriptor of the shared memory.
+    """
+
+    def __init__(self, process: int, memory: int) -> None:
+        self._process = process
+        self._memory = memory
+        self._remade: list[int] = []
+
+    def make(self, assignment: Assignment) -> Made | None:
+        """Makes the environments of this process; None if the creator gives none.
+
+        Raises:
+            EnvError: if they are not plain environments with one agent, or cannot be made.
+        """
+        logging.getLogger().setLevel(assignment.log_level)
+        for name, creator in assignment.creators.items():
+            ENVIRONMENTS.add(name, creator)
+        if assignment.spec is not None:
+            gym.registry[assignment.spec.id] = assignment.spec
+        num_envs, num_processes = assignment.num_envs, assignment.num_processes
+        share = get_share(self._process, num_envs, num_processes)
+        began = time.perf_counter()
+        made = make_any_environments(
+            assignment.source,
+            len(share),
+            assignment.context.copy_with_overrides(vector_index=share.start),
+            checked=assignment.checked,
+            may_be_none=assignment.may_be_none,
+            each_alone=True,
+        )
+        seconds = time.perf_counter() - began
+        if made is None:
+            return None
+        if not isinstance(made, PlainEnvironments):
+            made.close()
+            raise EnvError(_refuse(assignment.source, made))
+        self._envs, self._share = made, share
+        self._sizes = num_envs, num_processes
+        spaces = made.observation_space, made.action_space
+        return Made(*spaces, seconds, "tensorflow" in sys.modules)
+
+    def guard(
+        self, again: bool, worker_index: int | None, seconds: float | None, limit: int | None
+    ) -> None:
+        """Maps the shared memory, and sets what is done about environments that break.
+
+        Args:
+            again: whether they are made again.
+            worker_index: for messages.
+            seconds: that a call may take; None: any time.
+            limit: see `Repairs`.
+        """
+        envs = self._envs
+        self._arrays = SharedArrays(
+            self._memory, envs.observation_space, envs.action_space, *self._sizes
+        )
+        start, stop = self._share.start, self._share.stop
+        self._places = [leaf[start:stop] for leaf in self._arrays.obs]
+        self._actions = [leaf[start:stop] for leaf in self._arrays.actions]
+        results = self._arrays.rewards, self._arrays.terminateds, self._arrays.truncateds
+        self._rewards, self._terminateds, self._truncateds = (x[start:stop] for x in results)
+        repairs = _RecordedRepairs(
+            self._arrays,
+            self._process,
+            seconds,
+            make=self._make_again if again else None,
+            worker_index=worker_index,
+            limit=limit,
+            on_made=lambda env, index: self._remade.append(start + index),
+            first_index=start,
+        )
+        envs.guard(repairs)
+
+    def _make_again(self, index: int) -> Any:
+        return self._envs.maker(index)  # type: ignore[misc]
+
+    def reset(self, seeds: Sequence[int] | None) -> list[int]:
+        """Starts new episodes; returns the indices of environments that were made again."""
+        self._write(self._envs.reset(seeds))
+        remade, self._remade = self._remade, []
+        return remade
+
+    def _write(self, obs: Any) -> None:
+        leaves = flatten(self._envs.observation_space, obs)
+        for place, leaf in zip(self._places, leaves, strict=True):
+            place[...] = leaf
+
+    def step(self) -> Rest | None:
+        """Steps by the actions in shared memory; None if all results are there."""
+        step = self._envs.step(unflatten(self._envs.action_space, iter(self._actions)))
+        self._write(step.obs)
+        self._rewards[...] = step.rewards
+        self._terminateds[...] = step.terminateds
+        self._truncateds[...] = step.truncateds
+        is_plain = step.final is None and step.dead is None and not self._remade
+        return None if is_plain and not any(step.infos) else self._get_rest(step)
+
+    def _get_rest(self, step: Step) -> Rest:
+        start = self._share.start
+        remade, self._remade = self._remade, []
+        final = step.final if step.final is None else (step.final[0] + start, step.final[1])
+        broken = {
+            start + i: SentError.from_exception(error) for i, error in (step.broken or {}).items()
+        }
+        return Rest(self._pack_infos(step.infos), step.dead, final, broken, remade)
+
+    def _pack_infos(self, infos: Sequence[Any]) -> bytes:
+        try:
+            return dumps(list(infos))
+        except Exception as error:
+            share = self._share
+            raise EnvError(
+                f"An info of environments {share.start} to {share.stop - 1} cannot be sent to the "
+                f"worker's process ({error}): {show_value(list(infos))}. Put numbers, texts and "
+                "arrays into infos; or leave env_processes out."
+            ) from error
+
+    def get_state(self) -> list[Any] | None:
+        """Returns the state of each environment, None if one has none."""
+        return self._envs.get_state()
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._envs.set_state(states)
+
+    def check_new_env(self, steps: int, action_mask_key: str) -> None:
+        """Plays a few steps of an environment made like the first one; see `check_new_env`."""
+        check_new_env(self._make_again, steps, action_mask_key)
+
+    def read(self, index: int, is_unwrapped: bool, name: str) -> tuple[bool, Any]:
+        """Returns whether an attribute of an environment is a method, and its value if not."""
+        value = getattr(self._find(index, is_unwrapped), name)
+        return (True, None) if callable(value) else (False, _sendable(name, value))
+
+    def write(self, index: int, is_unwrapped: bool, name: str, value: Any) -> None:
+        """Sets an attribute of an environment."""
+        setattr(self._find(index, is_unwrapped), name, value)
+
+    def call(self, index: int, is_unwrapped: bool, name: str, args: Any, kwargs: Any) -> Any:
+        """Returns what a method of an environment returns."""
+        method = getattr(self._find(index, is_unwrapped), name)
+        return _sendable(f"{name}(...)", method(*args, **kwargs))
+
+    def _find(self, index: int, is_unwrapped: bool) -> Any:
+        env = self._envs.envs[index - self._share.start]
+        return env.unwrapped if is_unwrapped else env
+
+    def close(self) -> None:
+        """Closes the environments."""
+        if hasattr(self, "_envs"):
+            self._envs.close()
+
+
+def _refuse(source: Any, made: Any) -> str:
+    if isinstance(made, MultiAgentEnvironments):
+        return (
+            f"{source!r} has several agents, and env_processes is for environments with one. Leave "
+            "it out; num_rollout_workers has them stepped in other processes, by Ray."
+        )
+    return (
+        f"{source!r} steps its environments together by itself, so they cannot be spread over "
+        "processes. Leave env_processes out, or give a creator of single environments."
+    )
+
+
+def _sendable(name: str, value: Any) -> Any:
+    try:
+        dumps(value)
+    except Exception as error:
+        raise EnvError(
+            f"The value of {name} of an environment cannot be sent to the worker's process: "
+            f"{show_value(value)} ({error}). Ask for its parts, such as numbers and arrays."
+        ) from error
+    return value
+
+
+def serve(process: int, requests: int, memory: int, trace: int) -> None:
+    """Answers requests until the worker closes or ends: the whole life of this process.
+
+    Args:
+        process: which one of the worker's this is.
+        requests: descriptor of the socket.
+        memory: descriptor of the shared memory.
+        trace: descriptor of the file for tracebacks of crashes and of calls that hang.
+    """
+    _end_with_worker()
+    atexit.register(os.killpg, os.getpgrp(), signal.SIGKILL)  # after the environments' own
+    faulthandler.enable(trace)
+    faulthandler.register(TRACE_SIGNAL, trace)
+    if process:
+        warnings.simplefilter("ignore")  # the first process gives the same ones
+    records = _Records()
+    logging.getLogger().addHandler(records)
+    env_process, connection = EnvProcess(process, memory), Connection(requests)
+    method = ""
+    while method != "close":
+        try:
+            request = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            method, *args = _load(request)
+            answer = True, getattr(env_process, method)(*args), records.take()
+            reply = dumps(answer)
+        except (Exception, SystemExit) as error:
+            reply = pickle.dumps((False, SentError.from_exception(error), records.take()))
+        connection.send_bytes(reply)
+
+
+def _load(request: bytes) -> Any:
+    """Returns a request.
+
+    Raises:
+        EnvError: if a module that it needs cannot be imported here.
+    """
+    try:
+        return pickle.loads(request)
+    except Exception as error:
+        raise EnvError(
+            f"The environment cannot be loaded in its process: {type(error).__name__}: {error}. "
+            "Put its class into a module that Python finds and that can be imported by itself; "
+            "PYTHONPATH=FOLDER adds a folder."
+        ) from error
+
+
+def _end_with_worker() -> None:
+    """Has the system end this process and those that it starts when the worker's process ends.
+
+    The worker holds the other end of standard input. When that is closed, however the worker ended,
+    the kernel sends a signal to the whole process group, also where a call hangs in native code.
+    """
+    import fcntl
+
+    fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpgrp())
+    if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere it is SIGIO, which ends processes, too
+        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
