@@ -24,7 +24,7 @@ from tfpolicies.envs.process_environments import make_process_environments
 from tfpolicies.envs.registry import ENVIRONMENTS, register_environment
 from tfpolicies.errors import ConfigError, EnvError
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("kept_programs")]
+pytestmark = pytest.mark.usefixtures("kept_programs")
 
 HOME = Path(__file__).parent.parent
 
@@ -118,6 +118,7 @@ def leaves(column):
     )
 
 
+@pytest.mark.core
 def test_a_name_with_a_vector_implementation_gives_the_rows_of_single_environments():
     context = EnvContext({})
     here = make_environments(lambda env_config: gym.make("CartPole-v1"), 4, context)
@@ -156,6 +157,7 @@ def test_observations_that_were_handed_out_stay_as_they_are():
 # -- what an environment may be -------------------------------------------------------------------
 
 
+@pytest.mark.core
 def test_every_way_to_name_an_environment_works():
     offset = 3.0
 
@@ -337,6 +339,7 @@ def test_sampling_goes_on_without_the_episode_of_a_broken_environment(worker_for
     assert counts[2] == counts[0]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kind", ["killed", "hang"])
 def test_another_process_takes_the_place_of_one_that_ended(worker_for, kind, tmp_path, caplog):
     faults = {"restart_failed_sub_environments": True}
