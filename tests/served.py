@@ -78,6 +78,8 @@ def inputs_of(policy: Any, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
 class Server:
     """`tfpolicies serve`, which listens on free ports; a context manager.
 
+    It does not drain unless the words say so.
+
     Args:
         words: of the command line.
         folder: the current folder of the process.
@@ -93,7 +95,8 @@ class Server:
     def __init__(
         self, *words: str, folder: Path | None = None, before: Callable[[], None] | None = None
     ) -> None:
-        command = [sys.executable, "-m", "tfpolicies", "serve", *words]
+        options = ["--drain-seconds", "0"]
+        command = [sys.executable, "-m", "tfpolicies", "serve", *options, *words]
         self.process = subprocess.Popen(
             [*command, "--port", "0", "--grpc-port", "0"],
             cwd=folder,

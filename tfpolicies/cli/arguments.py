@@ -319,6 +319,13 @@ def _serve(parser: _Parser) -> None:
     parser.add_argument(
         "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
     )
+    parser.add_argument(
+        "--drain-seconds",
+        type=count,
+        default=5,
+        metavar="SECONDS",
+        help="for which it answers after SIGTERM, but says that it is not ready (default 5)",
+    )
     _add_device(parser)
     parser.add_argument(
         "--control", action="store_true", help="let requests load and unload models"

@@ -31,7 +31,7 @@ _ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it i
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Serves policies until SIGTERM or Ctrl-C; then finishes what runs."""
+    """Serves policies until SIGTERM or Ctrl-C; see `tfpolicies.serving.shutdown`."""
     try:
         from tfpolicies.export.player import providers_for
         from tfpolicies.serving.access import Access, read_token
@@ -68,7 +68,8 @@ def serve(args: argparse.Namespace) -> int:
             for number, (name, path) in enumerate(sources)
         ]
         address = Address(args.host, args.port, args.grpc_port)
-        run(Repository(named(folders), limits, _say), address, access, _say)
+        repository = Repository(named(folders), limits, _say)
+        run(repository, address, access, _say, drain_seconds=args.drain_seconds)
     return DONE
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import resource
+import socket
+import struct
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,9 +21,18 @@ _HEAD_SECONDS = 20.0  # that a connection or a begun request may go without comp
 _BODY_SECONDS = 60.0  # that a request may go without a byte of its body
 _IDLE_SECONDS = 200.0  # from a request to the next one; uvicorn's limit counts from the answer
 _CLOSING_SECONDS = 10.0  # that a client may take to read its last answer
+_LAST_SECONDS = 1.0  # that a connection without a request may stay when the server stops
 _EVERY = 1.0  # seconds between two looks at all connections
 _SPARED = 64  # descriptors for models' files, gRPC's own and what else opens
 _MOST, _FEWEST = 4096, 4  # connections, whatever the number of descriptors
+
+_SO_ATTACH_FILTER = 26  # of Linux; `socket` has no name for it
+_DROP_SYN = (  # instructions of BPF: code, jumps if true and false, operand
+    (0x30, 0, 0, 13),  # load the byte with the flags of TCP
+    (0x45, 0, 1, 0x02),  # is SYN set, with which clients begin a connection?
+    (0x06, 0, 0, 0),  # then drop the packet
+    (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+)
 
 _REASONS = {
     400: "Invalid HTTP request received.",
@@ -38,8 +52,26 @@ def get_connection_limit() -> int:
     return min(_MOST, max(_FEWEST, (soft - is_open - _SPARED) // 2))
 
 
+def refuse_new_connections(listening: socket.socket) -> None:
+    """Lets no client begin a connection any more; those that have begun one may complete it.
+
+    Clients try again after a second, when the socket is closed, and are refused. Other systems
+    than Linux have no such filters, and nothing happens there.
+    """
+    instructions = b"".join(struct.pack("HBBI", *each) for each in _DROP_SYN)
+    buffer = ctypes.create_string_buffer(instructions, len(instructions))
+    program = struct.pack("@HP", len(_DROP_SYN), ctypes.addressof(buffer))
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a sandbox may forbid them
+            listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
 class Connections:
     """All connections of HTTP, bounded in number, for each address and in all.
+
+    Attributes:
+        is_draining: whether each closes after its next answer, which says so.
+        is_stopping: whether those without a request close soon.
 
     Args:
         most: connections in all; one address may have all but a quarter of them.
@@ -47,6 +79,7 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self._most, self._most_of_address = most, most - most // 4
+        self.is_draining = self.is_stopping = False
         self._all: dict[Connection, None] = {}  # those that wait longest first
         self._count: Counter[str] = Counter()
 
@@ -69,6 +102,17 @@ class Connections:
             self._count[connection.address] -= 1
             if not self._count[connection.address]:
                 del self._count[connection.address]
+
+    def drain(self) -> None:
+        """Lets each connection, and those to come, close after its next answer."""
+        self.is_draining = True
+        for connection in self._all:
+            connection.close_after_answer()
+
+    def abort(self) -> None:
+        """Closes all connections at once."""
+        for connection in [*self._all]:
+            connection.abort()
 
     def _close_one(self, connections: list[Connection]) -> None:
         """Closes a connection that waits, first of those that never sent a whole request."""
@@ -141,6 +185,18 @@ class Connection(HttpToolsProtocol):
         """Closes it at once, whatever is left to send."""
         self.transport.abort()
 
+    def close_after_answer(self) -> None:
+        """Closes it after the answer that is due, if one is; its headers say so."""
+        if not self._is_answered:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Closes it when the server stops, unless a request is due; see `end_if_late`."""
+        if not self._is_answered:
+            self.close_after_answer()
+        elif self.is_used and not self._unparsed:
+            self.transport.close()
+
     def end_if_late(self, now: float) -> None:
         """Ends it if its client takes too long."""
         waited = now - self.since
@@ -155,6 +211,8 @@ class Connection(HttpToolsProtocol):
         elif self.cycle is None or self._unparsed:
             if waited > _HEAD_SECONDS:
                 self._refuse(408)
+            elif self._connections.is_stopping and not self._unparsed and waited > _LAST_SECONDS:
+                self.transport.close()
         elif waited > _IDLE_SECONDS:
             self.transport.close()
 
@@ -175,6 +233,8 @@ class Connection(HttpToolsProtocol):
         if self._unparsed + self._chunk > _LONGEST_HEAD:
             self._require_short_head()
         super().on_headers_complete()
+        if self._connections.is_draining:
+            self.close_after_answer()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -34,6 +34,7 @@ class Repository:
         arrivals: the requests that are arriving.
         time_limits: ends models that take too long.
         models: by name.
+        is_draining: whether the server is about to stop, so that it is not ready any more.
 
     Args:
         folders: of exports, by the models' names.
@@ -48,6 +49,7 @@ class Repository:
         say: Callable[[str], object] = print,
     ) -> None:
         self.metrics, self.limits = Metrics(), limits
+        self.is_draining = False
         self.arrivals = Arrivals(limits.max_body)
         self.time_limits = TimeLimits()
         self._parser, self._loader = (ThreadPoolExecutor(1, x) for x in ("requests", "versions"))
@@ -73,8 +75,8 @@ class Repository:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all models answer."""
-        return all(model.is_ready for model in self.models.values())
+        """Whether all models answer, and will do so for a while."""
+        return not self.is_draining and all(model.is_ready for model in self.models.values())
 
     async def load(self) -> None:
         """Loads all models.

@@ -50,6 +50,7 @@ _QUICK = 0.05  # seconds that a message may take to arrive without being counted
 _PATIENCE = 60.0  # seconds that one may take in all
 _SIZE_IN_MEMORY = 2  # bytes that gRPC keeps for each byte of a message that arrives
 _OPEN = ("ServerLive", "ServerReady")  # methods that need no token
+_HOLD = 0.1  # seconds in which the next requests of clients arrive before they are sent away
 
 
 class _Message:
@@ -131,6 +132,8 @@ class Rpc(grpc.GenericRpcHandler):
     def __init__(self, repository: Repository, access: Access) -> None:
         self._repository, self._access = repository, access
         self._size = _SIZE_IN_MEMORY * repository.limits.max_body
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
         self._handlers = {
             f"/{SERVICE}/{method.name}": grpc.stream_unary_rpc_method_handler(
                 partial(self._handle, method), response_serializer=_serialize
@@ -141,6 +144,24 @@ class Rpc(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Returns what handles a call, None if there is no such method."""
         return self._handlers.get(handler_call_details.method)
+
+    async def stop(self, server: grpc.aio.Server, grace: float) -> None:
+        """Stops the server that calls this handler; returns once all calls have been answered.
+
+        A call that comes after the server has begun to stop is cancelled, and clients learn that
+        they are to go elsewhere (GOAWAY) only then. So answers wait for a moment, in which each
+        client that asks again and again has a call here, and come after that news.
+
+        Args:
+            server: is asked to stop.
+            grace: seconds that calls may take.
+        """
+        self._may_answer.clear()
+        await asyncio.sleep(_HOLD)
+        stopping = asyncio.ensure_future(server.stop(grace))
+        await asyncio.wait([stopping], timeout=_HOLD)
+        self._may_answer.set()
+        await stopping
 
     def _methods(self) -> list[Method]:
         others = [
@@ -173,7 +194,10 @@ class Rpc(grpc.GenericRpcHandler):
                 if len(content) > LARGE and not arrival.size:  # it waits for its turn to be parsed
                     arrival.grow(len(content))
                 request = await self._parse(method, content)
-            return await method.answer(request)
+            answer = await method.answer(request)
+            if not self._may_answer.is_set():
+                await self._may_answer.wait()
+            return answer
         except RequestError as error:
             code = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(code, str(error)[:_LONGEST])
@@ -213,7 +237,7 @@ class Rpc(grpc.GenericRpcHandler):
         return pb.ServerLiveResponse(live=True)
 
     async def say_ready(self, request: Any) -> Any:
-        """Says whether all models answer."""
+        """Says whether all models answer, and will do so for a while."""
         return pb.ServerReadyResponse(ready=self._repository.is_ready)
 
     async def describe_server(self, request: Any) -> Any:
