@@ -286,6 +286,13 @@ def _serve(parser: _Parser) -> None:
         "--grpc-port", type=port, default=8001, help="of gRPC (default 8001); 0: any that is free"
     )
     parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="[NAME=]VERSION",
+        help="serve this version even if there are newer ones (default: the highest number)",
+    )
+    parser.add_argument(
         "--max-batch", type=positive, default=256, metavar="ROWS", help="run together (default 256)"
     )
     parser.add_argument(

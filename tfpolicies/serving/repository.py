@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from tfpolicies.errors import ExportError, RequestError, UsageError, near_matches
@@ -40,6 +41,7 @@ class Repository:
         folders: of exports, by the models' names.
         limits: likewise.
         say: is told, in a line each, what was taken up and what was refused.
+        pins: by the models' names, versions that are served even if there are newer ones.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Repository:
         folders: Mapping[str, Path],
         limits: Limits = LIMITS,
         say: Callable[[str], object] = print,
+        pins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.metrics, self.limits = Metrics(), limits
         self.is_draining = False
@@ -58,7 +61,7 @@ class Repository:
         }
         common = self._loader, limits, self.time_limits, self.metrics, say
         self.models = {
-            name: ServedModel(name, folder, self._executors[name], *common)
+            name: ServedModel(name, folder, self._executors[name], *common, pins.get(name, ""))
             for name, folder in folders.items()
         }
 

@@ -120,8 +120,8 @@ async def serve(
             stopping = loop.create_task(shutdown.stopping.wait())
             await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             http.should_exit = True
-            finishing = asyncio.gather(serving, handler.stop(rpc, GRACE))
-            aborting = loop.create_task(shutdown.aborting.wait())
+            finishing: asyncio.Future[Any] = asyncio.gather(serving, handler.stop(rpc, GRACE))
+            aborting: asyncio.Future[Any] = loop.create_task(shutdown.aborting.wait())
             await asyncio.wait([finishing, aborting], return_when=asyncio.FIRST_COMPLETED)
             if shutdown.aborting.is_set():
                 http.force_exit = True
