@@ -111,8 +111,8 @@ class Server:
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
         try:
-            self.http = self.line("HTTP at ").removeprefix("HTTP at http://")
-            self.grpc = self.line("gRPC at ").removeprefix("gRPC at ")
+            self.http = self.line("HTTP at ").partition("://")[2]
+            self.grpc = self.line("gRPC at ").removeprefix("gRPC at ").partition(",")[0]
         except BaseException:
             self.__exit__()
             raise

@@ -344,6 +344,15 @@ def _serve(parser: _Parser) -> None:
         help="with a token that requests must bring (Authorization: Bearer TOKEN)",
     )
     parser.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="with the server's certificate in PEM, for HTTPS and for gRPC with TLS",
+    )
+    parser.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="with the private key of --tls-cert, in PEM"
+    )
+    parser.add_argument(
         "--allowed-host",
         action="append",
         default=[],

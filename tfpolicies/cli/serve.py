@@ -42,6 +42,7 @@ def serve(args: argparse.Namespace) -> int:
         from tfpolicies.serving.repository import Repository, named
         from tfpolicies.serving.served import Limits
         from tfpolicies.serving.server import Address, run
+        from tfpolicies.serving.tls import read_tls
     except ImportError as error:
         raise MissingPackageError(
             f"Serving needs packages that are not installed ({error}). Install them: "
@@ -60,6 +61,11 @@ def serve(args: argparse.Namespace) -> int:
         args.max_seconds,
         providers,
     )
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise UsageError(
+            "--tls-cert and --tls-key belong together: give a certificate and its private key."
+        )
+    tls = read_tls(args.tls_cert, args.tls_key, _say) if args.tls_cert else None
     token = read_token(args.token_file, _say) if args.token_file else ""
     hosts, origins = args.allowed_host, args.allowed_origin
     access = Access(args.host, hosts, origins, control=args.control, token=token)
@@ -75,7 +81,7 @@ def serve(args: argparse.Namespace) -> int:
         }
         address = Address(args.host, args.port, args.grpc_port)
         repository = Repository(folders, limits, _say, pins)
-        run(repository, address, access, _say, drain_seconds=args.drain_seconds)
+        run(repository, address, access, _say, drain_seconds=args.drain_seconds, tls=tls)
     return DONE
 
 

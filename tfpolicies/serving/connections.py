@@ -7,10 +7,13 @@ import contextlib
 import ctypes
 import resource
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ _BODY_SECONDS = 60.0  # that a request may go without a byte of its body
 _IDLE_SECONDS = 200.0  # from a request to the next one; uvicorn's limit counts from the answer
 _CLOSING_SECONDS = 10.0  # that a client may take to read its last answer
 _LAST_SECONDS = 1.0  # that a connection without a request may stay when the server stops
+_PAUSE_SECONDS = 0.1  # after a connection could not be accepted
 _EVERY = 1.0  # seconds between two looks at all connections
 _SPARED = 64  # descriptors for models' files, gRPC's own and what else opens
 _MOST, _FEWEST = 4096, 4  # connections, whatever the number of descriptors
@@ -80,10 +84,10 @@ class Connections:
     def __init__(self, most: int) -> None:
         self._most, self._most_of_address = most, most - most // 4
         self.is_draining = self.is_stopping = False
-        self._all: dict[Connection, None] = {}  # those that wait longest first
+        self._all: dict[Connection | TlsHandshake, None] = {}  # those that wait longest first
         self._count: Counter[str] = Counter()
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: Connection | TlsHandshake) -> None:
         """Admits a connection; one that waits for its client gives way if there are too many."""
         address = connection.address
         if self._count[address] >= self._most_of_address:
@@ -96,7 +100,7 @@ class Connections:
         self._all[connection] = None
         self._count[address] += 1
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: Connection | TlsHandshake) -> None:
         """Counts a connection no longer."""
         if self._all.pop(connection, connection) is None:
             self._count[connection.address] -= 1
@@ -114,7 +118,7 @@ class Connections:
         for connection in [*self._all]:
             connection.abort()
 
-    def _close_one(self, connections: list[Connection]) -> None:
+    def _close_one(self, connections: list[Connection | TlsHandshake]) -> None:
         """Closes a connection that waits, first of those that never sent a whole request."""
         waiting = [x for x in connections if x.is_waiting]
         if waiting:
@@ -264,3 +268,80 @@ class Connection(HttpToolsProtocol):
             self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.since = time.monotonic()
         self.transport.close()
+
+
+class TlsHandshake:
+    """A connection until TLS is agreed upon, when a `Connection` takes its place.
+
+    It counts as a connection that waits. (asyncio's servers do not show theirs before the handshake
+    is over, so clients that leave it out would take all descriptors.)
+
+    Attributes:
+        address: of the client.
+        since: when it was made, in seconds of `time.monotonic`.
+        is_used: False.
+        is_waiting: True.
+
+    Args:
+        accepted: its socket.
+        address: likewise.
+    """
+
+    is_used, is_waiting = False, True
+
+    def __init__(self, accepted: socket.socket, address: str) -> None:
+        self.address, self.since = address, time.monotonic()
+        self._accepted = accepted
+
+    async def complete(
+        self, make_connection: Callable[[], asyncio.Protocol], context: ssl.SSLContext
+    ) -> None:
+        """Lets a connection take its place, or closes it if what comes is not TLS."""
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                make_connection, self._accepted, ssl=context, ssl_handshake_timeout=_HEAD_SECONDS
+            )
+
+    def abort(self) -> None:
+        """Closes it at once."""
+        with contextlib.suppress(OSError):
+            self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def close_after_answer(self) -> None:
+        """Does nothing: no answer is due."""
+
+    def end_if_late(self, now: float) -> None:
+        """Does nothing: a handshake ends by itself."""
+
+
+async def accept_tls(
+    listening: socket.socket,
+    connections: Connections,
+    make_connection: Callable[[], asyncio.Protocol],
+    context: ssl.SSLContext,
+) -> None:
+    """Accepts connections with TLS until it is cancelled.
+
+    Args:
+        listening: a socket that listens.
+        connections: counts them from their beginning.
+        make_connection: gives what handles one whose handshake is over.
+        context: a certificate and its key.
+    """
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    while True:
+        try:
+            accepted, (address, *_) = await loop.sock_accept(listening)
+        except OSError:  # the client has gone, or there are no descriptors
+            await asyncio.sleep(_PAUSE_SECONDS)
+            continue
+        handshake = TlsHandshake(accepted, address)
+        connections.add(handshake)
+        task = loop.create_task(handshake.complete(make_connection, context))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(partial(_remove, connections, handshake))
+
+
+def _remove(connections: Connections, handshake: TlsHandshake, task: asyncio.Task[None]) -> None:
+    connections.remove(handshake)

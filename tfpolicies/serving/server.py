@@ -20,6 +20,7 @@ from tfpolicies.serving.access import Access, is_loopback
 from tfpolicies.serving.connections import (
     Connection,
     Connections,
+    accept_tls,
     get_connection_limit,
     refuse_new_connections,
 )
@@ -27,6 +28,7 @@ from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest import application
 from tfpolicies.serving.rpc import Rpc
 from tfpolicies.serving.shutdown import GRACE, Shutdown
+from tfpolicies.serving.tls import Tls
 from tfpolicies.system.signals import SignalEnd
 
 _SWITCH = 0.0001  # seconds after which a thread lets another one run
@@ -53,21 +55,50 @@ class Address(NamedTuple):
 class _Http(uvicorn.Server):
     """uvicorn's server, which leaves signals to others and loses no connection when it stops."""
 
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        connections: Connections,
+        listening: socket.socket,
+        tls: Tls | None,
+    ) -> None:
+        super().__init__(config)
+        self._connections, self._listening, self._tls = connections, listening, tls
+        self._accepting: asyncio.Task[None] | None = None
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens; with TLS, where handshakes are to be counted, by our own means."""
+        if self._tls is None:
+            await super().startup([self._listening])
+            return
+        await super().startup([])
+        accepting = accept_tls(
+            self._listening, self._connections, self._make_connection, self._tls.context
+        )
+        self._accepting = asyncio.get_running_loop().create_task(accepting)
+
+    def _make_connection(self) -> asyncio.Protocol:
+        connection: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return connection
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops once all connections are accepted that clients have made.
 
         The kernel resets those that are not when their socket closes, so first it makes no more.
         """
-        for listening in sockets or ():
-            refuse_new_connections(listening)
+        refuse_new_connections(self._listening)
         await asyncio.sleep(_CONNECTING_SECONDS)
         for _ in range(_TURNS):  # if this was late, sockets were not looked at since
             await asyncio.sleep(0)
-        await super().shutdown(sockets)
+        if self._accepting is not None:
+            self._accepting.cancel()
+        await super().shutdown([self._listening])
 
 
 async def serve(
@@ -77,6 +108,7 @@ async def serve(
     say: Callable[[str], object] = print,
     *,
     drain_seconds: float = DRAIN_SECONDS,
+    tls: Tls | None = None,
 ) -> int | None:
     """Serves until SIGTERM or SIGINT; then finishes what runs, and returns.
 
@@ -86,6 +118,7 @@ async def serve(
         access: who may ask; None for what is usual where the server listens.
         say: is called with a line of text where the server listens, and when it drains.
         drain_seconds: how long it still answers after SIGTERM, while it says that it is not ready.
+        tls: a certificate, with which both protocols are encrypted; None for clear text.
 
     Returns:
         The number of a second signal, which ended it without finishing; None if none came.
@@ -104,17 +137,18 @@ async def serve(
     sys.setswitchinterval(_SWITCH)
     listening = _listening(address)
     handler = Rpc(repository, access)
-    rpc, rpc_port = _rpc(handler, repository.limits.max_body, address, limit)
+    rpc, rpc_port = _rpc(handler, repository.limits.max_body, address, limit, tls)
     try:
         async with repository.running():
             shutdown.is_loaded = True
-            http = _Http(_config(repository, access, connections))
-            serving = loop.create_task(http.serve([listening]))
+            http = _Http(_config(repository, access, connections), connections, listening, tls)
+            serving = loop.create_task(http.serve())
             watching = loop.create_task(connections.watch())
             await rpc.start()
             _leave_to_rest()
-            say(f"HTTP at http://{address.host}:{listening.getsockname()[1]}")
-            say(f"gRPC at {address.host}:{rpc_port}")
+            scheme, with_tls = ("https", ", with TLS") if tls else ("http", "")
+            say(f"HTTP at {scheme}://{address.host}:{listening.getsockname()[1]}")
+            say(f"gRPC at {address.host}:{rpc_port}{with_tls}")
             if not (is_loopback(address.host) or access.asks_for_token):
                 say("Others can reach these addresses, and need no token (see --token-file).")
             stopping = loop.create_task(shutdown.stopping.wait())
@@ -141,6 +175,7 @@ def run(
     say: Callable[[str], object] = print,
     *,
     drain_seconds: float = DRAIN_SECONDS,
+    tls: Tls | None = None,
 ) -> None:
     """Serves in this process, by the fastest event loop that is installed; see `serve`.
 
@@ -151,7 +186,8 @@ def run(
         from uvloop import run as run_loop
     except ImportError:
         run_loop = asyncio.run
-    number = run_loop(serve(repository, address, access, say, drain_seconds=drain_seconds))
+    serving = serve(repository, address, access, say, drain_seconds=drain_seconds, tls=tls)
+    number = run_loop(serving)
     if number is not None:
         raise SignalEnd(number)
 
@@ -189,7 +225,9 @@ def _listening(address: Address) -> socket.socket:
     return found
 
 
-def _rpc(handler: Rpc, max_body: int, address: Address, connections: int) -> tuple[Any, int]:
+def _rpc(
+    handler: Rpc, max_body: int, address: Address, connections: int, tls: Tls | None
+) -> tuple[Any, int]:
     options = [
         ("grpc.max_receive_message_length", max_body),
         ("grpc.max_send_message_length", -1),
@@ -203,8 +241,12 @@ def _rpc(handler: Rpc, max_body: int, address: Address, connections: int) -> tup
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((handler,))
     host = f"[{address.host}]" if ":" in address.host else address.host
+    place = f"{host}:{address.grpc_port}"
     try:
-        return server, server.add_insecure_port(f"{host}:{address.grpc_port}")
+        if tls is None:
+            return server, server.add_insecure_port(place)
+        credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)])
+        return server, server.add_secure_port(place, credentials)
     except RuntimeError as error:
         raise _not_there(address.host, address.grpc_port, "--grpc-port") from error
 
