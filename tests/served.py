@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -87,7 +88,7 @@ class Server:
 
     Attributes:
         process: that serves.
-        lines: what it printed.
+        lines: what it printed; of JSON, the messages.
         http: `host:port`.
         grpc: likewise.
     """
@@ -121,6 +122,8 @@ class Server:
         assert self.process.stdout is not None
         with self.process.stdout as output:
             for line in output:
+                if line.startswith('{"time"'):
+                    line = json.loads(line).get("message", line)
                 with self._told:
                     self.lines.append(line.rstrip())
                     self._told.notify_all()

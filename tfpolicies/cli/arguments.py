@@ -344,6 +344,15 @@ def _serve(parser: _Parser) -> None:
         help="with a token that requests must bring (Authorization: Bearer TOKEN)",
     )
     parser.add_argument(
+        "--access-log", action="store_true", help="print a line for each request (default: none)"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="of the lines on standard output (default text)",
+    )
+    parser.add_argument(
         "--tls-cert",
         type=Path,
         metavar="FILE",

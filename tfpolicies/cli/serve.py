@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.cli.ends import DONE
@@ -39,6 +39,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         from tfpolicies.export.player import providers_for
         from tfpolicies.serving.access import Access, read_token
+        from tfpolicies.serving.logs import Log
         from tfpolicies.serving.repository import Repository, named
         from tfpolicies.serving.served import Limits
         from tfpolicies.serving.server import Address, run
@@ -65,8 +66,9 @@ def serve(args: argparse.Namespace) -> int:
         raise UsageError(
             "--tls-cert and --tls-key belong together: give a certificate and its private key."
         )
-    tls = read_tls(args.tls_cert, args.tls_key, _say) if args.tls_cert else None
-    token = read_token(args.token_file, _say) if args.token_file else ""
+    log = Log(as_json=args.log_format == "json")
+    tls = read_tls(args.tls_cert, args.tls_key, log) if args.tls_cert else None
+    token = read_token(args.token_file, log) if args.token_file else ""
     hosts, origins = args.allowed_host, args.allowed_origin
     access = Access(args.host, hosts, origins, control=args.control, token=token)
     sources = [_named(source) for source in args.sources]
@@ -74,19 +76,22 @@ def serve(args: argparse.Namespace) -> int:
     sources.sort(key=lambda source: not source[0])  # the others give way to names that are given
     paths = named([(name or _default_name(path), path) for name, path in sources])
     pins = _pins_by_model(args.pin, [*paths])
-    with _own_folder() as own:
+    with _own_folder() as own, contextlib.closing(log):
         folders = {
-            name: _export_of(path, Path(own, str(number)))
+            name: _export_of(path, Path(own, str(number)), log)
             for number, (name, path) in enumerate(paths.items())
         }
         address = Address(args.host, args.port, args.grpc_port)
-        repository = Repository(folders, limits, _say, pins)
-        run(repository, address, access, _say, drain_seconds=args.drain_seconds, tls=tls)
+        run(
+            Repository(folders, limits, log, pins),
+            address,
+            access,
+            log,
+            drain_seconds=args.drain_seconds,
+            tls=tls,
+            record=log.record if args.access_log else None,
+        )
     return DONE
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 @contextlib.contextmanager
@@ -159,7 +164,7 @@ def _pins_by_model(options: Sequence[str], models: Sequence[str]) -> dict[str, s
     return pins
 
 
-def _export_of(path: Path, own: Path) -> Path:
+def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> Path:
     """Returns the folder of an export, or of versions; a run is exported into `own`.
 
     Raises:
@@ -170,7 +175,7 @@ def _export_of(path: Path, own: Path) -> Path:
         if specs := _specs(found):
             _require_served(path, specs[0] if specs[0].parent == found else specs[-1])
             return found
-    _say(f"exporting {shown(path)}")
+    say(f"exporting {shown(path)}")
     words = ["export", str(path), "--to", str(own), "--onnx"]
     command = [sys.executable, "-m", "tfpolicies", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

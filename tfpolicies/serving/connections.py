@@ -19,6 +19,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from tfpolicies.serving.logs import AnsweredRequest
+
 _LONGEST_HEAD = 65_536  # bytes of an address, or of all headers
 _HEAD_SECONDS = 20.0  # that a connection or a begun request may go without complete headers
 _BODY_SECONDS = 60.0  # that a request may go without a byte of its body
@@ -79,9 +81,13 @@ class Connections:
 
     Args:
         most: connections in all; one address may have all but a quarter of them.
+        record: is called with each request that is refused before it is read; None for none.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(
+        self, most: int, record: Callable[[AnsweredRequest], object] | None = None
+    ) -> None:
+        self._record = record
         self._most, self._most_of_address = most, most - most // 4
         self.is_draining = self.is_stopping = False
         self._all: dict[Connection | TlsHandshake, None] = {}  # those that wait longest first
@@ -106,6 +112,13 @@ class Connections:
             self._count[connection.address] -= 1
             if not self._count[connection.address]:
                 del self._count[connection.address]
+
+    def record_refused(self, connection: Connection, status: int) -> None:
+        """Records a request that is refused before it is read."""
+        if self._record is not None:
+            waited = time.monotonic() - connection.since
+            sent = "http", connection.address, "", "", ""
+            self._record(AnsweredRequest(*sent, status, waited, 0, time.time()))
 
     def drain(self) -> None:
         """Lets each connection, and those to come, close after its next answer."""
@@ -266,6 +279,7 @@ class Connection(HttpToolsProtocol):
                 b"connection: close",
             ]
             self.transport.write(b"\r\n".join([*lines, b"", body]))
+            self._connections.record_refused(self, status)
         self.since = time.monotonic()
         self.transport.close()
 

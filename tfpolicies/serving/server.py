@@ -24,6 +24,7 @@ from tfpolicies.serving.connections import (
     get_connection_limit,
     refuse_new_connections,
 )
+from tfpolicies.serving.logs import AnsweredRequest
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest import application
 from tfpolicies.serving.rpc import Rpc
@@ -109,6 +110,7 @@ async def serve(
     *,
     drain_seconds: float = DRAIN_SECONDS,
     tls: Tls | None = None,
+    record: Callable[[AnsweredRequest], object] | None = None,
 ) -> int | None:
     """Serves until SIGTERM or SIGINT; then finishes what runs, and returns.
 
@@ -118,6 +120,7 @@ async def serve(
         access: who may ask; None for what is usual where the server listens.
         say: is called with a line of text where the server listens, and when it drains.
         drain_seconds: how long it still answers after SIGTERM, while it says that it is not ready.
+        record: is called with each request that was answered or refused; None for none.
         tls: a certificate, with which both protocols are encrypted; None for clear text.
 
     Returns:
@@ -129,19 +132,24 @@ async def serve(
     """
     access = access or Access(address.host)
     limit = get_connection_limit()
-    connections = Connections(limit)
+    connections = Connections(limit, record)
     shutdown = Shutdown(repository, connections, drain_seconds, say)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, shutdown.begin, number)
     sys.setswitchinterval(_SWITCH)
     listening = _listening(address)
-    handler = Rpc(repository, access)
+    handler = Rpc(repository, access, record)
     rpc, rpc_port = _rpc(handler, repository.limits.max_body, address, limit, tls)
     try:
         async with repository.running():
             shutdown.is_loaded = True
-            http = _Http(_config(repository, access, connections), connections, listening, tls)
+            http = _Http(
+                _config(application(repository, access, record=record), connections),
+                connections,
+                listening,
+                tls,
+            )
             serving = loop.create_task(http.serve())
             watching = loop.create_task(connections.watch())
             await rpc.start()
@@ -176,6 +184,7 @@ def run(
     *,
     drain_seconds: float = DRAIN_SECONDS,
     tls: Tls | None = None,
+    record: Callable[[AnsweredRequest], object] | None = None,
 ) -> None:
     """Serves in this process, by the fastest event loop that is installed; see `serve`.
 
@@ -186,8 +195,8 @@ def run(
         from uvloop import run as run_loop
     except ImportError:
         run_loop = asyncio.run
-    serving = serve(repository, address, access, say, drain_seconds=drain_seconds, tls=tls)
-    number = run_loop(serving)
+    options: dict[str, Any] = {"drain_seconds": drain_seconds, "tls": tls, "record": record}
+    number = run_loop(serve(repository, address, access, say, **options))
     if number is not None:
         raise SignalEnd(number)
 
@@ -199,9 +208,9 @@ def _leave_to_rest() -> None:
     gc.set_threshold(_GARBAGE, *_OLDER)
 
 
-def _config(repository: Repository, access: Access, connections: Connections) -> uvicorn.Config:
+def _config(app: Any, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
-        application(repository, access),
+        app,
         http=partial(Connection, connections),
         log_level="error",
         access_log=False,
