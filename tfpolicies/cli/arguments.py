@@ -232,8 +232,8 @@ def _export(parser: _Parser) -> None:
     form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
     form.add_argument(
         "--layout",
-        choices=("tf-serving", "triton", "mlserver", "kserve"),
-        help="write what this engine reads, right into DIR",
+        choices=("tf-serving", "triton", "mlserver", "kserve", "kubernetes"),
+        help="write what this engine reads, right into DIR; kubernetes: for `tfpolicies serve`",
     )
     form.add_argument(
         "--litert",
