@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 import threading
@@ -11,6 +10,8 @@ import time
 from collections import deque
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, TextIO
+
+import orjson
 
 _MODEL = re.compile(r"/v2/(?:repository/)?models/([^/]+)")
 _LONGEST_PATH = 200  # characters
@@ -66,7 +67,8 @@ class Log:
     def __call__(self, message: str) -> None:
         """Writes a line about the server."""
         if self._as_json:
-            message = json.dumps({"time": _iso(time.time()), "kind": "server", "message": message})
+            record = {"time": _iso(time.time()), "kind": "server", "message": message}
+            message = orjson.dumps(record).decode()
         self._write([message])
 
     def record(self, request: AnsweredRequest) -> None:
@@ -109,7 +111,7 @@ class Log:
         record: dict[str, Any] = {"time": _iso(request.time), "kind": "request"}
         record |= {**request._asdict(), "time": record["time"], "path": path, "model": model}
         record["seconds"] = round(request.seconds, 6)
-        return json.dumps(record)
+        return orjson.dumps(record).decode()
 
     def _write(self, lines: list[str]) -> None:
         if lines:
