@@ -334,7 +334,8 @@ def main() -> None:
         shutil.copytree(folder / "mlp", loop)
         with_endless_loop(loop)
         words = [f"mlp={folder / 'mlp'}", f"loop={loop}", "--port", "0", "--grpc-port", "0"]
-        command = [sys.executable, "-m", "tfpolicies", "serve", *words, "--max-seconds", "2"]
+        options = ["--max-seconds", "2", "--drain-seconds", "0"]
+        command = [sys.executable, "-m", "tfpolicies", "serve", *words, *options]
         server = Server([], command)
         try:
             found = compare(server, options.rounds, options.seconds, options.only.split(","))

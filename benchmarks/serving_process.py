@@ -5,6 +5,7 @@ comes in goes out. It prints the ports of HTTP and gRPC, and serves until SIGTER
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from tfpolicies.serving.access import Access
@@ -29,7 +30,8 @@ def main(paths: list[str]) -> None:
         if name.endswith("-echo"):
             model.__class__ = Echo
     address, access = Address(port=0, grpc_port=0), Access(control=True)
-    run(repository, address, access, say=lambda line: print(line, flush=True))
+    say = partial(print, flush=True)
+    run(repository, address, access, say, drain_seconds=0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -78,6 +79,8 @@ def inputs_of(policy: Any, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
 class Server:
     """`tfpolicies serve`, which listens on free ports; a context manager.
 
+    It does not drain unless the words say so.
+
     Args:
         words: of the command line.
         folder: the current folder of the process.
@@ -85,7 +88,7 @@ class Server:
 
     Attributes:
         process: that serves.
-        lines: what it printed.
+        lines: what it printed; of JSON, the messages.
         http: `host:port`.
         grpc: likewise.
     """
@@ -93,7 +96,8 @@ class Server:
     def __init__(
         self, *words: str, folder: Path | None = None, before: Callable[[], None] | None = None
     ) -> None:
-        command = [sys.executable, "-m", "tfpolicies", "serve", *words]
+        options = ["--drain-seconds", "0"]
+        command = [sys.executable, "-m", "tfpolicies", "serve", *options, *words]
         self.process = subprocess.Popen(
             [*command, "--port", "0", "--grpc-port", "0"],
             cwd=folder,
@@ -108,8 +112,8 @@ class Server:
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
         try:
-            self.http = self.line("HTTP at ").removeprefix("HTTP at http://")
-            self.grpc = self.line("gRPC at ").removeprefix("gRPC at ")
+            self.http = self.line("HTTP at ").partition("://")[2]
+            self.grpc = self.line("gRPC at ").removeprefix("gRPC at ").partition(",")[0]
         except BaseException:
             self.__exit__()
             raise
@@ -118,6 +122,8 @@ class Server:
         assert self.process.stdout is not None
         with self.process.stdout as output:
             for line in output:
+                if line.startswith('{"time"'):
+                    line = json.loads(line).get("message", line)
                 with self._told:
                     self.lines.append(line.rstrip())
                     self._told.notify_all()

@@ -19,8 +19,10 @@ from google.protobuf import text_format
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.unknown_fields import UnknownFieldSet
 from gymnasium import spaces
+from kubernetes_schemas import find_faults
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 
+from tfpolicies.cli import serve
 from tfpolicies.cli.arguments import parse
 from tfpolicies.errors import ExportError
 from tfpolicies.export.forms import LAYOUTS
@@ -224,6 +226,79 @@ def test_a_service_of_kserve_runs_the_repository_beside_it_on_triton(policy, tmp
     assert (result.path.parent / "config.pbtxt").exists()
 
 
+def kubernetes_objects(folder):
+    found = [*yaml.safe_load_all((folder / "kubernetes.yaml").read_text())]
+    assert [find_faults(each) for each in found] == [[]] * len(found)
+    return {each["kind"]: each for each in found}
+
+
+@pytest.mark.parametrize("policy", ["mixed", "recurrent"])
+def test_kubernetes_gets_a_deployment_that_its_schemas_know(policy, tmp_path, request):
+    result = request.getfixturevalue(policy).export_model(tmp_path / "Arm_2", layout="kubernetes")
+    assert result.path == tmp_path / "Arm_2"
+    objects = kubernetes_objects(result.path)
+    assert all(each["metadata"]["name"] == "arm-2" for each in objects.values())
+    spec = objects["Deployment"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    labels = spec["template"]["metadata"]["labels"]
+    service = objects["Service"]["spec"]
+    assert spec["selector"]["matchLabels"] == labels == service["selector"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": 8000, "grpc": 8001}
+    assert {port["targetPort"]: port["port"] for port in service["ports"]} == ports
+    probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("readiness", "liveness")}
+    assert probes["readiness"] == {"path": "/v2/health/ready", "port": "http"}
+    assert probes["liveness"] == {"path": "/v2/health/live", "port": "http"}
+    if policy == "recurrent":
+        assert spec["replicas"] == 1
+        assert "HorizontalPodAutoscaler" not in objects
+    else:
+        assert "replicas" not in spec  # the autoscaler sets it
+        target = objects["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+        assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "arm-2"}
+        assert "cpu" in container["resources"]["requests"]  # which its metric is a share of
+
+
+def test_the_image_for_kubernetes_serves_the_files_beside_it_and_may_finish(mixed, tmp_path):
+    mixed.export_model(tmp_path / "arm", layout="kubernetes")
+    lines = (tmp_path / "arm" / "Dockerfile").read_text().splitlines()
+    instructions = dict(line.split(" ", 1) for line in lines)
+    _, *files, place = instructions["COPY"].split()
+    assert all((tmp_path / "arm" / file).is_file() for file in files)
+    assert {"model.onnx", "model_sample.onnx", "policy_spec.json"} == {*files}
+    program, *words = json.loads(instructions["ENTRYPOINT"])
+    args = parse(words)
+    assert (program, args.sources, args.host) == ("tfpolicies", ["arm=/models/arm"], "0.0.0.0")
+    assert place == "/models/arm/"
+    assert (args.port, args.grpc_port) == (8000, 8001)
+    pod = kubernetes_objects(tmp_path / "arm")["Deployment"]["spec"]["template"]["spec"]
+    probe = pod["containers"][0]["readinessProbe"]
+    assert args.drain_seconds >= 2 * probe["periodSeconds"] * probe["failureThreshold"]
+    assert pod["terminationGracePeriodSeconds"] >= args.drain_seconds + 40
+    assert pod["securityContext"]["runAsUser"] == int(instructions["USER"].partition(":")[0])
+    assert serve._export_of(tmp_path / "arm", tmp_path / "own") == tmp_path / "arm"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (("spec", "replica"), "Deployment.spec.replica is unknown"),
+        (("spec", "template", "spec", "containers"), "no list"),
+        (("metadata", "name"), "Deployment.metadata.name: 1"),
+    ],
+)
+def test_the_schemas_find_faults(change, fault, mixed, tmp_path):
+    mixed.export_model(tmp_path / "arm", layout="kubernetes")
+    deployment = next(yaml.safe_load_all((tmp_path / "arm" / "kubernetes.yaml").read_text()))
+    place = deployment
+    for name in change[:-1]:
+        place = place[name]
+    place[change[-1]] = 1
+    assert re.search(fault, " ".join(find_faults(deployment)))
+    del deployment["spec"]
+    assert "Deployment.spec is missing" in find_faults(deployment)
+
+
 def content_of(folder):
     return {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
 
@@ -388,4 +463,5 @@ def test_the_exports_of_the_page_can_be_made_as_they_stand_there(mixed, tmp_path
         "triton",
         "mlserver",
         "kserve",
+        "kubernetes",
     }

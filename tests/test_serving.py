@@ -522,6 +522,26 @@ def test_a_folder_of_exports_is_answered_with_the_command_that_serves_them(tmp_p
     assert shown.count("tfpolicies: error:") == 1
 
 
+@pytest.mark.parametrize(
+    "part", ["", "onnx", "onnx/model.onnx", "7", "7/onnx", "7/model.onnx"], ids=str
+)
+def test_a_model_has_the_name_of_its_folder_but_not_of_onnx_or_a_number(tmp_path, part):
+    path = tmp_path / "exp" / part
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("") if path.suffix else path.mkdir(exist_ok=True)
+    assert serve._default_name(path) == "exp"
+
+
+def test_a_version_that_is_pinned_is_the_one_that_answers(versions, tmp_path):
+    for number, version in zip(("9", "10"), versions, strict=True):
+        place(version, tmp_path / "agent" / number)
+    with Server(str(tmp_path / "agent"), "--pin", "9") as server:
+        server.line("model agent, version 9, from ")
+        status, answer = post(server, "/v2/models/agent/infer", {"inputs": [tensor()]})
+        assert (status, answer["model_version"]) == (200, "9")
+        assert server.end() == 0
+
+
 def test_names_and_ports_are_refused_before_anything_is_exported(versions, capsys):
     assert main(["serve", f"a={versions[0]}", f"a={versions[1]}"]) == 2
     assert "a=FOLDER is given 2 times" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from benchmarks.serving_attacks import with_endless_loop
+from tfpolicies.cli import serve
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving import rest
 from tfpolicies.serving.access import Access
@@ -490,6 +491,61 @@ def test_the_highest_number_is_the_version(tmp_path, exports):
         assert raised.value.status == 404
 
     asyncio.run(ask())
+
+
+def test_a_pinned_version_is_served_even_if_there_are_newer_ones(tmp_path, exports):
+    async def ask():
+        for number, made in (("9", "memory-1"), ("10/onnx", "memory-2")):
+            place(exports / made, tmp_path / number)
+        repository = Repository({"agent": tmp_path}, say=lambda line: None, pins={"agent": "9"})
+        await repository.load()
+        model = repository["agent"]
+        place(exports / "memory-1", tmp_path / "11")
+        for _ in range(3):
+            await model.look()
+        assert model.metadata()["versions"] == ["9"]
+        newest = Repository({"agent": tmp_path / "10" / "onnx"}, say=lambda line: None)
+        await newest.load()
+        assert newest["agent"].version.name == "10"
+        missing = Repository({"agent": tmp_path}, say=lambda line: None, pins={"agent": "8"})
+        with pytest.raises(ExportError, match=r"no version '8', which --pin.* 9, 10, 11\."):
+            await missing.load()
+
+    asyncio.run(ask())
+
+
+def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
+    async def ask():
+        said = []
+        first = Repository({"agent": folder}, say=said.append)
+        await first.load()
+        name = first["agent"].version.name
+        pinned = Repository({"agent": folder}, say=said.append, pins={"agent": name})
+        await pinned.load()
+        place(exports / "memory-2", folder)
+        for _ in range(3):
+            await pinned["agent"].look()
+        assert pinned["agent"].version.name == name
+        assert f"refused a new version, {name} goes on. " in said[-1]
+        assert f"but --pin names '{name}'" in said[-1]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["3"], "--pin 3 must say of which of the 2 models: --pin cat=3"),
+        (["ca=3"], "'?ca=3'? names no model.*mean 'cat'.*There is cat, dog"),
+        (["cat="], "gives the model cat no version"),
+        (["cat=3", "cat=4"], "gives the model cat two versions"),
+    ],
+)
+def test_pins_that_name_no_model_or_version_are_refused(options, words):
+    with pytest.raises(UsageError, match=words):
+        serve._pins_by_model(options, ["cat", "dog"])
+    assert serve._pins_by_model(["dog=3", "cat=12"], ["cat", "dog"]) == {"dog": "3", "cat": "12"}
+    assert serve._pins_by_model(["3"], ["cat"]) == {"cat": "3"}
 
 
 def test_what_cannot_be_served_is_named(tmp_path):

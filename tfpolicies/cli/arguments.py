@@ -232,8 +232,8 @@ def _export(parser: _Parser) -> None:
     form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
     form.add_argument(
         "--layout",
-        choices=("tf-serving", "triton", "mlserver", "kserve"),
-        help="write what this engine reads, right into DIR",
+        choices=("tf-serving", "triton", "mlserver", "kserve", "kubernetes"),
+        help="write what this engine reads, right into DIR; kubernetes: for `tfpolicies serve`",
     )
     form.add_argument(
         "--litert",
@@ -286,6 +286,13 @@ def _serve(parser: _Parser) -> None:
         "--grpc-port", type=port, default=8001, help="of gRPC (default 8001); 0: any that is free"
     )
     parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="[NAME=]VERSION",
+        help="serve this version even if there are newer ones (default: the highest number)",
+    )
+    parser.add_argument(
         "--max-batch", type=positive, default=256, metavar="ROWS", help="run together (default 256)"
     )
     parser.add_argument(
@@ -319,6 +326,13 @@ def _serve(parser: _Parser) -> None:
     parser.add_argument(
         "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
     )
+    parser.add_argument(
+        "--drain-seconds",
+        type=count,
+        default=5,
+        metavar="SECONDS",
+        help="for which it answers after SIGTERM, but says that it is not ready (default 5)",
+    )
     _add_device(parser)
     parser.add_argument(
         "--control", action="store_true", help="let requests load and unload models"
@@ -328,6 +342,24 @@ def _serve(parser: _Parser) -> None:
         type=Path,
         metavar="FILE",
         help="with a token that requests must bring (Authorization: Bearer TOKEN)",
+    )
+    parser.add_argument(
+        "--access-log", action="store_true", help="print a line for each request (default: none)"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="of the lines on standard output (default text)",
+    )
+    parser.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="with the server's certificate in PEM, for HTTPS and for gRPC with TLS",
+    )
+    parser.add_argument(
+        "--tls-key", type=Path, metavar="FILE", help="with the private key of --tls-cert, in PEM"
     )
     parser.add_argument(
         "--allowed-host",

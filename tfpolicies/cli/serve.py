@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.sources import shown
-from tfpolicies.errors import ExportError, MissingPackageError, UsageError
-from tfpolicies.export.spec_file import SPEC_FILE, form_of
+from tfpolicies.errors import ExportError, MissingPackageError, UsageError, near_matches
+from tfpolicies.export.spec_file import (
+    ONNX_FOLDER,
+    SPEC_FILE,
+    form_of,
+    list_versions,
+    name_model,
+)
 from tfpolicies.system.folder_lock import make_locked_folder, remove_abandoned
 from tfpolicies.system.paths import describe_path, resolve_path
 
@@ -27,17 +32,18 @@ _KINDS = {  # forms that are not served; the files for Triton do not sample
     "litert": "a LiteRT file",
     "triton": "an export for triton",
 }
-_ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it is given
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Serves policies until SIGTERM or Ctrl-C; then finishes what runs."""
+    """Serves policies until SIGTERM or Ctrl-C; see `tfpolicies.serving.shutdown`."""
     try:
         from tfpolicies.export.player import providers_for
         from tfpolicies.serving.access import Access, read_token
+        from tfpolicies.serving.logs import Log
         from tfpolicies.serving.repository import Repository, named
         from tfpolicies.serving.served import Limits
         from tfpolicies.serving.server import Address, run
+        from tfpolicies.serving.tls import read_tls
     except ImportError as error:
         raise MissingPackageError(
             f"Serving needs packages that are not installed ({error}). Install them: "
@@ -56,24 +62,36 @@ def serve(args: argparse.Namespace) -> int:
         args.max_seconds,
         providers,
     )
-    token = read_token(args.token_file, _say) if args.token_file else ""
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise UsageError(
+            "--tls-cert and --tls-key belong together: give a certificate and its private key."
+        )
+    log = Log(as_json=args.log_format == "json")
+    tls = read_tls(args.tls_cert, args.tls_key, log) if args.tls_cert else None
+    token = read_token(args.token_file, log) if args.token_file else ""
     hosts, origins = args.allowed_host, args.allowed_origin
     access = Access(args.host, hosts, origins, control=args.control, token=token)
     sources = [_named(source) for source in args.sources]
     _require_one_folder_each([name for name, _ in sources if name])
     sources.sort(key=lambda source: not source[0])  # the others give way to names that are given
-    with _own_folder() as own:
-        folders = [
-            (name or _called(path), _export_of(path, Path(own, str(number))))
-            for number, (name, path) in enumerate(sources)
-        ]
+    paths = named([(name or _default_name(path), path) for name, path in sources])
+    pins = _pins_by_model(args.pin, [*paths])
+    with _own_folder() as own, contextlib.closing(log):
+        folders = {
+            name: _export_of(path, Path(own, str(number)), log)
+            for number, (name, path) in enumerate(paths.items())
+        }
         address = Address(args.host, args.port, args.grpc_port)
-        run(Repository(named(folders), limits, _say), address, access, _say)
+        run(
+            Repository(folders, limits, log, pins),
+            address,
+            access,
+            log,
+            drain_seconds=args.drain_seconds,
+            tls=tls,
+            record=log.record if args.access_log else None,
+        )
     return DONE
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 @contextlib.contextmanager
@@ -112,24 +130,52 @@ def _named(source: str) -> tuple[str, Path]:
     return name, path
 
 
-def _called(path: Path) -> str:
-    """Returns what a model is called after: its folder, or the one that was exported into."""
-    path = path if path.is_dir() else path.parent
-    return path.parent.name if path.name == _ONNX else path.name
+def _default_name(path: Path) -> str:
+    """Returns the name of a model that was given none."""
+    return name_model(path if path.is_dir() else path.parent)
 
 
-def _export_of(path: Path, own: Path) -> Path:
+def _pins_by_model(options: Sequence[str], models: Sequence[str]) -> dict[str, str]:
+    """Returns the versions that `--pin VERSION` and `--pin NAME=VERSION` name, by model.
+
+    Raises:
+        UsageError: if one names no model of these, or a model has two.
+    """
+    pins: dict[str, str] = {}
+    for option in options:
+        name, _, version = option.rpartition("=")
+        if not name and len(models) > 1:
+            raise UsageError(
+                f"--pin {option} must say of which of the {len(models)} models: "
+                f"--pin {models[0]}={version or 'VERSION'}."
+            )
+        name = name or models[0]
+        if name not in models:
+            raise UsageError(
+                f"--pin {option} names no model that is served.{near_matches(name, models)} "
+                f"There is {', '.join(models)}."
+            )
+        if not version or name in pins:
+            raise UsageError(
+                f"--pin gives the model {name} {'two versions' if version else 'no version'}. "
+                f"Give it one: --pin {name}=VERSION."
+            )
+        pins[name] = version
+    return pins
+
+
+def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> Path:
     """Returns the folder of an export, or of versions; a run is exported into `own`.
 
     Raises:
         ExportError: if there is neither an export nor a run.
     """
     folder = path if path.is_dir() else path.parent
-    for found in (folder, folder / _ONNX):
+    for found in (folder, folder / ONNX_FOLDER):
         if specs := _specs(found):
             _require_served(path, specs[0] if specs[0].parent == found else specs[-1])
             return found
-    _say(f"exporting {shown(path)}")
+    say(f"exporting {shown(path)}")
     words = ["export", str(path), "--to", str(own), "--onnx"]
     command = [sys.executable, "-m", "tfpolicies", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -138,14 +184,17 @@ def _export_of(path: Path, own: Path) -> Path:
         reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
         reason = reason.removeprefix("tfpolicies: error: ")
         raise ExportError(f"{shown(path)} is no ONNX export, and cannot be exported: {reason}")
-    return own / _ONNX
+    return own / ONNX_FOLDER
 
 
 def _specs(folder: Path) -> list[Path]:
     """Returns what describes the exports in a folder: itself, and numbered versions."""
-    numbered = sorted(int(each.name) for each in folder.glob("*") if each.name.isdecimal())
-    places = [folder, *(folder / str(number) for number in numbered)]
-    return [place / SPEC_FILE for place in places if os.path.exists(place / SPEC_FILE)]
+    versions = list_versions(folder) if folder.is_dir() else {}
+    return [place / SPEC_FILE for place in (folder, *versions.values()) if _is_export(place)]
+
+
+def _is_export(folder: Path) -> bool:
+    return (folder / SPEC_FILE).exists()
 
 
 def _require_served(path: Path, spec: Path) -> None:
@@ -175,7 +224,7 @@ def _require_no_exports_within(folder: Path) -> None:
     """
     found: dict[Path, Path] = {}  # the newest spec of each part that is an export
     for part in (*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))):  # as deep as KServe's
-        specs = [] if part.parent in found else _specs(part) or _specs(part / _ONNX)
+        specs = [] if part.parent in found else _specs(part) or _specs(part / ONNX_FOLDER)
         if specs:
             found[part] = specs[-1]
     served = [part for part, spec in found.items() if _unserved(spec) is None]

@@ -9,6 +9,7 @@ from typing import Any
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.layouts.kserve import REPOSITORY, SERVICE_FILE, export_kserve
+from tfpolicies.export.layouts.kubernetes import export_kubernetes
 from tfpolicies.export.layouts.mlserver import export_mlserver
 from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
@@ -30,6 +31,7 @@ _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
     "triton": export_triton,
     "mlserver": export_mlserver,
     "kserve": export_kserve,
+    "kubernetes": export_kubernetes,
 }
 LAYOUTS = (TF_SERVING, *_OF_ONNX)
 _SAVED_MODEL, _ONNX, _LITERT, _KSERVE = "saved_model", "onnx", "litert", "kserve"

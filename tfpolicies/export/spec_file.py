@@ -9,6 +9,9 @@ from pathlib import Path
 from tfpolicies.system.regular_files import read_regular
 
 SPEC_FILE = "policy_spec.json"
+ONNX_FOLDER = "onnx"
+"""What `tfpolicies export` makes in the folder that it is given."""
+
 _LARGEST = 1 << 24  # bytes of one
 
 
@@ -27,3 +30,36 @@ def form_of(spec: Path) -> str | None:
             found = told.get("layout") or told.get("artefact")
             return found if isinstance(found, str) else None
     return None
+
+
+def list_versions(folder: Path) -> dict[str, Path]:
+    """Returns the exports in numbered folders, or in `onnx` in them, the lowest number first.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     for part in ("10", "9/onnx", "11"):
+    ...         Path(name, part).mkdir(parents=True)
+    ...         if part != "11":
+    ...             _ = Path(name, part, SPEC_FILE).write_text("{}")
+    ...     [(number, path.name) for number, path in list_versions(Path(name)).items()]
+    [('9', 'onnx'), ('10', '10')]
+    """
+    numbered = sorted((x for x in folder.iterdir() if is_number(x)), key=lambda x: int(x.name))
+    places = [(x.name, place) for x in numbered for place in (x / ONNX_FOLDER, x)]
+    return {number: place for number, place in places if (place / SPEC_FILE).exists()}
+
+
+def is_number(folder: Path) -> bool:
+    """Whether a folder is named as versions are."""
+    return folder.name.isdecimal() and folder.name.isascii()
+
+
+def name_model(path: Path) -> str:
+    """Returns the name of the model of an export: that of its folder, but not `onnx` or a number.
+
+    >>> [name_model(Path("exp", part)) for part in ("", "onnx", "7", "7/onnx")]
+    ['exp', 'exp', 'exp', 'exp']
+    """
+    while path.name == ONNX_FOLDER or is_number(path):
+        path = path.parent
+    return path.name

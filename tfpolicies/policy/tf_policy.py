@@ -698,8 +698,9 @@ class TFPolicy(PolicyKind):
                 folder in it, to which links lead, so that TensorFlow loads either folder; ONNX to
                 `model.onnx` and `model_sample.onnx`; LiteRT to `model.tflite`.
             onnx: None for a SavedModel, True for ONNX, a number from 11 to 18 for that opset.
-            layout: an engine whose form the folder is to have: "tf-serving", "triton", "mlserver"
-                or "kserve". All but the first hold ONNX, of the opset that `onnx` names.
+            layout: an engine whose form the folder is to have: "tf-serving", "triton", "mlserver",
+                "kserve" or "kubernetes" (`tfpolicies serve` in containers). All but the first hold
+                ONNX, of the opset that `onnx` names.
             litert: True for LiteRT; "float16" or "int8" for LiteRT with rounded weights.
             observations: with `litert`, a batch `[N, ...]` of observations, nested as the space is,
                 on which greedy actions are compared; None for 1000 random ones.

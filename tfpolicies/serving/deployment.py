@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import MissingPackageError, UsageError
+from tfpolicies.export.spec_file import name_model
 from tfpolicies.system.paths import describe_path, resolve_path
 
 
@@ -19,7 +20,7 @@ def deployment(export: str | Path, *, name: str | None = None, **options: Any) -
 
     Args:
         export: the folder of an ONNX export, or of numbered versions, that all nodes can read.
-        name: of the model; that of the folder if None.
+        name: of the model; that of the folder if None, as `tfpolicies serve` has it.
         options: of `ray.serve.deployment`, such as `num_replicas=2`.
 
     Raises:
@@ -32,7 +33,7 @@ def deployment(export: str | Path, *, name: str | None = None, **options: Any) -
         from tfpolicies.serving.repository import Repository
         from tfpolicies.serving.rest import application
         from tfpolicies.serving.served import Limits
-        from tfpolicies.serving.versions import newest_folder
+        from tfpolicies.serving.versions import find_version
     except ImportError as error:
         raise MissingPackageError(
             f"Ray Serve needs packages that are not installed ({error}). Install them: "
@@ -40,13 +41,13 @@ def deployment(export: str | Path, *, name: str | None = None, **options: Any) -
         ) from error
     folder = resolve_path(export)
     try:
-        newest_folder(folder)
+        find_version(folder)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"There is no export to deploy in {describe_path(export, folder)}. {error} Give its "
             "folder."
         ) from error
-    model = name or folder.name
+    model = name or name_model(folder)
     is_alone = options.get("num_replicas", 1) in (None, 1) and "autoscaling_config" not in options
 
     def build() -> Any:

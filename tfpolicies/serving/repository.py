@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from tfpolicies.errors import ExportError, RequestError, UsageError, near_matches
@@ -34,11 +35,13 @@ class Repository:
         arrivals: the requests that are arriving.
         time_limits: ends models that take too long.
         models: by name.
+        is_draining: whether the server is about to stop, so that it is not ready any more.
 
     Args:
         folders: of exports, by the models' names.
         limits: likewise.
         say: is told, in a line each, what was taken up and what was refused.
+        pins: by the models' names, versions that are served even if there are newer ones.
     """
 
     def __init__(
@@ -46,8 +49,10 @@ class Repository:
         folders: Mapping[str, Path],
         limits: Limits = LIMITS,
         say: Callable[[str], object] = print,
+        pins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.metrics, self.limits = Metrics(), limits
+        self.is_draining = False
         self.arrivals = Arrivals(limits.max_body)
         self.time_limits = TimeLimits()
         self._parser, self._loader = (ThreadPoolExecutor(1, x) for x in ("requests", "versions"))
@@ -56,7 +61,7 @@ class Repository:
         }
         common = self._loader, limits, self.time_limits, self.metrics, say
         self.models = {
-            name: ServedModel(name, folder, self._executors[name], *common)
+            name: ServedModel(name, folder, self._executors[name], *common, pins.get(name, ""))
             for name, folder in folders.items()
         }
 
@@ -73,8 +78,8 @@ class Repository:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all models answer."""
-        return all(model.is_ready for model in self.models.values())
+        """Whether all models answer, and will do so for a while."""
+        return not self.is_draining and all(model.is_ready for model in self.models.values())
 
     async def load(self) -> None:
         """Loads all models.

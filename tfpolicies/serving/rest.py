@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -21,6 +21,7 @@ from tfpolicies._version import __version__
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.access import Access
 from tfpolicies.serving.arrivals import SMALL, Arrival
+from tfpolicies.serving.logs import AnsweredRequest
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 from tfpolicies.serving.texts import quote
@@ -49,7 +50,11 @@ SERVER = {
 
 
 def application(
-    repository: Repository, access: Access | None = None, *, loads: bool = False
+    repository: Repository,
+    access: Access | None = None,
+    *,
+    loads: bool = False,
+    record: Callable[[AnsweredRequest], object] | None = None,
 ) -> ASGIApp:
     """Returns an application that answers for the models of a repository.
 
@@ -57,6 +62,7 @@ def application(
         repository: the models.
         access: who may ask; None for all, without control of the models.
         loads: whether it loads the models when it starts, and watches them while it runs.
+        record: is called with each request that was answered; None for none.
     """
     bodies = _Bodies(repository)
     rest = _Rest(repository, bodies, access or Access("0.0.0.0"))
@@ -82,9 +88,38 @@ def application(
     lifespan = (lambda app: repository.running()) if loads else None
     others = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
     app: ASGIApp = _Inference(repository, bodies, others, access)
-    if access is None or not access.origins:
-        return app
-    return CORSMiddleware(app, access.origins, allow_methods=["*"], allow_headers=["*"])
+    if access is not None and access.origins:
+        app = CORSMiddleware(app, access.origins, allow_methods=["*"], allow_headers=["*"])
+    return app if record is None else _Recorded(app, record)
+
+
+class _Recorded:
+    """An application whose requests are recorded once they are answered."""
+
+    def __init__(self, app: ASGIApp, record: Callable[[AnsweredRequest], object]) -> None:
+        self._app, self._record = app, record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, size = time.perf_counter(), GONE, 0
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_counted)
+        finally:
+            client = scope["client"][0] if scope.get("client") else ""
+            path = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
+            seconds, now = time.perf_counter() - began, time.time()
+            sent = "http", client, scope["method"], path, ""
+            self._record(AnsweredRequest(*sent, status, seconds, size, now))
 
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer/?")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 import numpy as np
@@ -18,10 +19,11 @@ from tfpolicies.errors import RequestError
 from tfpolicies.serving.access import Access
 from tfpolicies.serving.arrivals import Arrival
 from tfpolicies.serving.calls import Answer, Call, Options
+from tfpolicies.serving.logs import AnsweredRequest
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest import GONE, LARGE, SERVER
 from tfpolicies.serving.tensors import MOST_AXES, datatype_of, from_bytes, from_values
-from tfpolicies.serving.texts import quote, require_few, require_short
+from tfpolicies.serving.texts import LONGEST_NAME, quote, require_few, require_short
 
 _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -50,6 +52,7 @@ _QUICK = 0.05  # seconds that a message may take to arrive without being counted
 _PATIENCE = 60.0  # seconds that one may take in all
 _SIZE_IN_MEMORY = 2  # bytes that gRPC keeps for each byte of a message that arrives
 _OPEN = ("ServerLive", "ServerReady")  # methods that need no token
+_HOLD = 0.1  # seconds in which the next requests of clients arrive before they are sent away
 
 
 class _Message:
@@ -126,11 +129,19 @@ class Rpc(grpc.GenericRpcHandler):
     Args:
         repository: the models.
         access: who may ask.
+        record: is called with each request that was answered; None for none.
     """
 
-    def __init__(self, repository: Repository, access: Access) -> None:
-        self._repository, self._access = repository, access
+    def __init__(
+        self,
+        repository: Repository,
+        access: Access,
+        record: Callable[[AnsweredRequest], object] | None = None,
+    ) -> None:
+        self._repository, self._access, self._record = repository, access, record
         self._size = _SIZE_IN_MEMORY * repository.limits.max_body
+        self._may_answer = asyncio.Event()
+        self._may_answer.set()
         self._handlers = {
             f"/{SERVICE}/{method.name}": grpc.stream_unary_rpc_method_handler(
                 partial(self._handle, method), response_serializer=_serialize
@@ -141,6 +152,24 @@ class Rpc(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Returns what handles a call, None if there is no such method."""
         return self._handlers.get(handler_call_details.method)
+
+    async def stop(self, server: grpc.aio.Server, grace: float) -> None:
+        """Stops the server that calls this handler; returns once all calls have been answered.
+
+        A call that comes after the server has begun to stop is cancelled, and clients learn that
+        they are to go elsewhere (GOAWAY) only then. So answers wait for a moment, in which each
+        client that asks again and again has a call here, and come after that news.
+
+        Args:
+            server: is asked to stop.
+            grace: seconds that calls may take.
+        """
+        self._may_answer.clear()
+        await asyncio.sleep(_HOLD)
+        stopping = asyncio.ensure_future(server.stop(grace))
+        await asyncio.wait([stopping], timeout=_HOLD)
+        self._may_answer.set()
+        await stopping
 
     def _methods(self) -> list[Method]:
         others = [
@@ -164,6 +193,7 @@ class Rpc(grpc.GenericRpcHandler):
         self, method: Method, messages: Any, context: grpc.aio.ServicerContext
     ) -> Any:
         """Answers a call; ends it with the status that an error means."""
+        began, status, model, size = time.perf_counter(), 500, "", 0
         try:
             if self._access.asks_for_token and method.name not in _OPEN:
                 self._access.check_token(_authorization(context))
@@ -173,10 +203,25 @@ class Rpc(grpc.GenericRpcHandler):
                 if len(content) > LARGE and not arrival.size:  # it waits for its turn to be parsed
                     arrival.grow(len(content))
                 request = await self._parse(method, content)
-            return await method.answer(request)
+            model = _model_name(request) if self._record else ""
+            answer = await method.answer(request)
+            status, size = 200, answer.ByteSize() if self._record else 0
+            if not self._may_answer.is_set():
+                await self._may_answer.wait()
+            return answer
         except RequestError as error:
-            code = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT)
+            status = error.status
+            code = _CODES.get(status, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(code, str(error)[:_LONGEST])
+        except asyncio.CancelledError:
+            status = GONE
+            raise
+        finally:
+            if self._record is not None:
+                path, client = f"/{SERVICE}/{method.name}", _address(context.peer())
+                seconds, now = time.perf_counter() - began, time.time()
+                sent = "grpc", client, method.name, path, model
+                self._record(AnsweredRequest(*sent, status, seconds, size, now))
 
     async def _parse(self, method: Method, content: bytes) -> Any:
         """Returns a request; large ones are parsed in another thread."""
@@ -213,7 +258,7 @@ class Rpc(grpc.GenericRpcHandler):
         return pb.ServerLiveResponse(live=True)
 
     async def say_ready(self, request: Any) -> Any:
-        """Says whether all models answer."""
+        """Says whether all models answer, and will do so for a while."""
         return pb.ServerReadyResponse(ready=self._repository.is_ready)
 
     async def describe_server(self, request: Any) -> Any:
@@ -261,6 +306,21 @@ def _authorization(context: grpc.aio.ServicerContext) -> bytes:
     values = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
     value = values[0] if values else b""
     return value.encode() if isinstance(value, str) else value
+
+
+def _model_name(request: Any) -> str:
+    """Returns the name of the model that a request is about; "" if it is about none."""
+    message = request[0] if isinstance(request, tuple) else request
+    return str(getattr(message, "model_name", getattr(message, "name", "")))[:LONGEST_NAME]
+
+
+def _address(peer: str) -> str:
+    """Returns the address of a peer without its port.
+
+    >>> _address("ipv4:127.0.0.1:4444"), _address("ipv6:%5B::1%5D:4444")
+    ('127.0.0.1', '::1')
+    """
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def _serialize(answer: Any) -> bytes:

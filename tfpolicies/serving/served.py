@@ -1,4 +1,4 @@
-"""A policy that is served: its newest version answers, and newer ones are taken up."""
+"""A policy that is served: its newest version answers, or the one that is pinned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfpolicies.serving.sequences import Sequences
 from tfpolicies.serving.tensors import Port
 from tfpolicies.serving.texts import quote
 from tfpolicies.serving.time_limits import OverdueError, TimeLimits
-from tfpolicies.serving.versions import Version, looks_of, newest_folder
+from tfpolicies.serving.versions import Version, find_version, looks_of
 
 
 class Limits(NamedTuple):
@@ -62,6 +62,7 @@ class ServedModel:
         time_limits: ends what takes too long.
         metrics: what counts.
         say: is told, in a line each, what was taken up and what was refused.
+        pin: the version that is served even if there are newer ones; "" for the newest.
     """
 
     def __init__(
@@ -74,11 +75,12 @@ class ServedModel:
         time_limits: TimeLimits,
         metrics: Metrics,
         say: Callable[[str], object] = print,
+        pin: str = "",
     ) -> None:
         self.name, self.folder, self.reason = name, folder, "It was not loaded yet."
         self._executor, self._loader = executor, loader
         self._limits, self._time_limits, self._say = limits, time_limits, say
-        self._loads = metrics.loads
+        self._loads, self._pin = metrics.loads, pin
         self._note = metrics.batch_rows.labels(name).observe
         self._running: Running | None = None
         self._sequences = Sequences(limits.max_sequences, limits.sequence_idle)
@@ -174,7 +176,7 @@ class ServedModel:
         self._sequences.forget_idle()
         if self._running is None and self._seen is not None:
             return  # it was unloaded
-        looks = await self._in_thread(_looks_within, self.folder)
+        looks = await self._in_thread(_looks_within, self.folder, self._pin)
         is_settled, self._glimpsed = looks == self._glimpsed, looks
         if is_settled and looks != self._seen:
             try:
@@ -190,7 +192,7 @@ class ServedModel:
             RequestError: if it is broken; the one before goes on.
         """
         async with self._loading:
-            self._seen = await self._in_thread(_looks_within, self.folder)
+            self._seen = await self._in_thread(_looks_within, self.folder, self._pin)
             try:
                 version = await self._in_thread(self._read)
             except Exception as error:
@@ -220,9 +222,15 @@ class ServedModel:
 
     def _read(self) -> Version:
         limits = self._limits
-        folder = newest_folder(self.folder)
+        folder = find_version(self.folder, self._pin)
         how = limits.threads, self._time_limits, limits.max_seconds, limits.providers
-        return Version(folder, *how)
+        version = Version(folder, *how)
+        if self._pin not in ("", version.name):
+            raise ValueError(
+                f"{str(folder)!r} holds the version {version.name}, but --pin names "
+                f"{quote(self._pin)}."
+            )
+        return version
 
     def _newest(self) -> Running:
         if self._running is None:
@@ -233,10 +241,10 @@ class ServedModel:
         return await asyncio.get_running_loop().run_in_executor(self._loader, function, *args)
 
 
-def _looks_within(folder: Path) -> Any:
-    """Returns how the newest version in a folder looks, or what keeps it from being seen."""
+def _looks_within(folder: Path, pin: str) -> Any:
+    """Returns how the version in a folder looks that is served, or the error if there is none."""
     try:
-        return looks_of(newest_folder(folder))
+        return looks_of(find_version(folder, pin))
     except (OSError, ValueError) as error:
         return str(error)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,20 +17,32 @@ import uvicorn
 
 from tfpolicies.errors import ExportError, UsageError
 from tfpolicies.serving.access import Access, is_loopback
-from tfpolicies.serving.connections import Connection, Connections, get_connection_limit
+from tfpolicies.serving.connections import (
+    Connection,
+    Connections,
+    accept_tls,
+    get_connection_limit,
+    refuse_new_connections,
+)
+from tfpolicies.serving.logs import AnsweredRequest
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest import application
 from tfpolicies.serving.rpc import Rpc
+from tfpolicies.serving.shutdown import GRACE, Shutdown
+from tfpolicies.serving.tls import Tls
+from tfpolicies.system.signals import SignalEnd
 
-_GRACE = 30.0  # seconds that running requests have when the server ends
 _SWITCH = 0.0001  # seconds after which a thread lets another one run
-_LATEST_END = 10.0  # seconds more, after which the process ends whatever still runs
 _BACKLOG = 2048
 _GARBAGE = 20_000  # objects made before the youngest are searched for garbage
 _OLDER = 20, 20  # such searches before those that lived longer are searched, too
 _MOST_CALLS = 100  # of one connection of gRPC at once
 _IDLE_SECONDS = 600  # after which a connection of gRPC without calls is closed
 _HANDSHAKE_SECONDS = 20
+_CONNECTING_SECONDS = 0.1  # that connections made just before the end have to be accepted
+_TURNS = 3  # of the event loop, in which all are accepted that there are
+DRAIN_SECONDS = 5.0
+"""Seconds for which a server answers after SIGTERM, by default."""
 
 
 class Address(NamedTuple):
@@ -44,11 +54,52 @@ class Address(NamedTuple):
 
 
 class _Http(uvicorn.Server):
-    """uvicorn's server, where signals are left to others."""
+    """uvicorn's server, which leaves signals to others and loses no connection when it stops."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        connections: Connections,
+        listening: socket.socket,
+        tls: Tls | None,
+    ) -> None:
+        super().__init__(config)
+        self._connections, self._listening, self._tls = connections, listening, tls
+        self._accepting: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens; with TLS, where handshakes are to be counted, by our own means."""
+        if self._tls is None:
+            await super().startup([self._listening])
+            return
+        await super().startup([])
+        accepting = accept_tls(
+            self._listening, self._connections, self._make_connection, self._tls.context
+        )
+        self._accepting = asyncio.get_running_loop().create_task(accepting)
+
+    def _make_connection(self) -> asyncio.Protocol:
+        connection: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return connection
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops once all connections are accepted that clients have made.
+
+        The kernel resets those that are not when their socket closes, so first it makes no more.
+        """
+        refuse_new_connections(self._listening)
+        await asyncio.sleep(_CONNECTING_SECONDS)
+        for _ in range(_TURNS):  # if this was late, sockets were not looked at since
+            await asyncio.sleep(0)
+        if self._accepting is not None:
+            self._accepting.cancel()
+        await super().shutdown([self._listening])
 
 
 async def serve(
@@ -56,49 +107,73 @@ async def serve(
     address: Address,
     access: Access | None = None,
     say: Callable[[str], object] = print,
-) -> None:
+    *,
+    drain_seconds: float = DRAIN_SECONDS,
+    tls: Tls | None = None,
+    record: Callable[[AnsweredRequest], object] | None = None,
+) -> int | None:
     """Serves until SIGTERM or SIGINT; then finishes what runs, and returns.
 
     Args:
         repository: the models.
         address: where to listen.
         access: who may ask; None for what is usual where the server listens.
-        say: is told, in a line each, where the server listens and what it serves.
+        say: is called with a line of text where the server listens, and when it drains.
+        drain_seconds: how long it still answers after SIGTERM, while it says that it is not ready.
+        record: is called with each request that was answered or refused; None for none.
+        tls: a certificate, with which both protocols are encrypted; None for clear text.
+
+    Returns:
+        The number of a second signal, which ended it without finishing; None if none came.
 
     Raises:
         UsageError: if a port is taken, or the host is none of this computer.
         ExportError: if a model cannot be loaded.
     """
     access = access or Access(address.host)
-    end = _End(repository)
+    limit = get_connection_limit()
+    connections = Connections(limit, record)
+    shutdown = Shutdown(repository, connections, drain_seconds, say)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.begin)
+        loop.add_signal_handler(number, shutdown.begin, number)
     sys.setswitchinterval(_SWITCH)
     listening = _listening(address)
-    limit = get_connection_limit()
-    rpc, rpc_port = _rpc(repository, address, access, limit)
-    connections = Connections(limit)
+    handler = Rpc(repository, access, record)
+    rpc, rpc_port = _rpc(handler, repository.limits.max_body, address, limit, tls)
     try:
         async with repository.running():
-            end.is_loaded = True
-            http = _Http(_config(repository, access, connections))
-            serving = loop.create_task(http.serve([listening]))
+            shutdown.is_loaded = True
+            http = _Http(
+                _config(application(repository, access, record=record), connections),
+                connections,
+                listening,
+                tls,
+            )
+            serving = loop.create_task(http.serve())
             watching = loop.create_task(connections.watch())
             await rpc.start()
             _leave_to_rest()
-            say(f"HTTP at http://{address.host}:{listening.getsockname()[1]}")
-            say(f"gRPC at {address.host}:{rpc_port}")
+            scheme, with_tls = ("https", ", with TLS") if tls else ("http", "")
+            say(f"HTTP at {scheme}://{address.host}:{listening.getsockname()[1]}")
+            say(f"gRPC at {address.host}:{rpc_port}{with_tls}")
             if not (is_loopback(address.host) or access.asks_for_token):
                 say("Others can reach these addresses, and need no token (see --token-file).")
-            stopping = loop.create_task(end.event.wait())
+            stopping = loop.create_task(shutdown.stopping.wait())
             await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             http.should_exit = True
-            await asyncio.gather(serving, rpc.stop(_GRACE))
+            finishing: asyncio.Future[Any] = asyncio.gather(serving, handler.stop(rpc, GRACE))
+            aborting: asyncio.Future[Any] = loop.create_task(shutdown.aborting.wait())
+            await asyncio.wait([finishing, aborting], return_when=asyncio.FIRST_COMPLETED)
+            if shutdown.aborting.is_set():
+                http.force_exit = True
+                await rpc.stop(None)
+            await finishing
             watching.cancel()
     except ExportError:
-        if not end.event.is_set():  # else the load was ended
+        if not shutdown.stopping.is_set():  # else the load was ended
             raise
+    return shutdown.aborted_by
 
 
 def run(
@@ -106,39 +181,24 @@ def run(
     address: Address,
     access: Access | None = None,
     say: Callable[[str], object] = print,
+    *,
+    drain_seconds: float = DRAIN_SECONDS,
+    tls: Tls | None = None,
+    record: Callable[[AnsweredRequest], object] | None = None,
 ) -> None:
-    """Serves in this process, by the fastest event loop that is installed; see `serve`."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(serve(repository, address, access, say))
-    else:
-        uvloop.run(serve(repository, address, access, say))
+    """Serves in this process, by the fastest event loop that is installed; see `serve`.
 
-
-class _End:
-    """The end of a server, which a signal begins and which takes a bounded time.
-
-    Attributes:
-        event: set once it has begun.
-        is_loaded: whether the models are loaded; before, loading is ended.
-
-    Args:
-        repository: the models.
+    Raises:
+        SignalEnd: if a second signal ended it without finishing what ran.
     """
-
-    def __init__(self, repository: Repository) -> None:
-        self.event, self.is_loaded = asyncio.Event(), False
-        self._repository = repository
-
-    def begin(self) -> None:
-        """Lets the server finish what runs; later, what does not come to an end is left."""
-        self.event.set()
-        if not self.is_loaded:
-            self._repository.time_limits.stop()
-        latest = threading.Timer(_GRACE + _LATEST_END, os._exit, [1])
-        latest.daemon = True
-        latest.start()
+    try:
+        from uvloop import run as run_loop
+    except ImportError:
+        run_loop = asyncio.run
+    options: dict[str, Any] = {"drain_seconds": drain_seconds, "tls": tls, "record": record}
+    number = run_loop(serve(repository, address, access, say, **options))
+    if number is not None:
+        raise SignalEnd(number)
 
 
 def _leave_to_rest() -> None:
@@ -148,9 +208,9 @@ def _leave_to_rest() -> None:
     gc.set_threshold(_GARBAGE, *_OLDER)
 
 
-def _config(repository: Repository, access: Access, connections: Connections) -> uvicorn.Config:
+def _config(app: Any, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
-        application(repository, access),
+        app,
         http=partial(Connection, connections),
         log_level="error",
         access_log=False,
@@ -158,7 +218,7 @@ def _config(repository: Repository, access: Access, connections: Connections) ->
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=int(_GRACE),
+        timeout_graceful_shutdown=int(GRACE),
         timeout_keep_alive=75,
     )
 
@@ -175,10 +235,10 @@ def _listening(address: Address) -> socket.socket:
 
 
 def _rpc(
-    repository: Repository, address: Address, access: Access, connections: int
+    handler: Rpc, max_body: int, address: Address, connections: int, tls: Tls | None
 ) -> tuple[Any, int]:
     options = [
-        ("grpc.max_receive_message_length", repository.limits.max_body),
+        ("grpc.max_receive_message_length", max_body),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.bdp_probe", 0),  # else a call may send megabytes before it is read
@@ -188,10 +248,14 @@ def _rpc(
         ("grpc.server_handshake_timeout_ms", 1000 * _HANDSHAKE_SECONDS),
     ]
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((Rpc(repository, access),))
+    server.add_generic_rpc_handlers((handler,))
     host = f"[{address.host}]" if ":" in address.host else address.host
+    place = f"{host}:{address.grpc_port}"
     try:
-        return server, server.add_insecure_port(f"{host}:{address.grpc_port}")
+        if tls is None:
+            return server, server.add_insecure_port(place)
+        credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)])
+        return server, server.add_secure_port(place, credentials)
     except RuntimeError as error:
         raise _not_there(address.host, address.grpc_port, "--grpc-port") from error
 

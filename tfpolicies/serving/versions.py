@@ -14,15 +14,17 @@ import numpy as np
 
 from tfpolicies.errors import RequestError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.export.spec_file import SPEC_FILE
+from tfpolicies.export.spec_file import ONNX_FOLDER, SPEC_FILE, is_number, list_versions
 from tfpolicies.onnx_graphs import without_outputs
 from tfpolicies.serving.batching import Cost
 from tfpolicies.serving.calls import VALUES, WAYS, Options, Way
 from tfpolicies.serving.memory import NOISE, REWARDS, SLOTS, STATE_OUT, Memory
 from tfpolicies.serving.tensors import Port, fitted
+from tfpolicies.serving.texts import quote
 from tfpolicies.serving.time_limits import OverdueError, TimeLimits
 
 _BATCH, _TIME = "batch", "time"
+_MOST_NAMED = 20  # versions that an error lists
 
 
 class Version:
@@ -72,7 +74,8 @@ class Version:
         if any(policy.spec != spec for policy in self._policies.values()):
             raise ValueError(f"{folder / SPEC_FILE} changed while it was read.")
         self.content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-        self.name = folder.name if folder.name.isdecimal() else self.content[:12]
+        place = folder.parent if folder.name == ONNX_FOLDER else folder
+        self.name = place.name if is_number(place) else self.content[:12]
         signature = spec["signatures"]["serving_default"]
         self.inputs = [Port.of(record) for record in signature["inputs"]]
         self.outputs = [Port.of(record) for record in signature["outputs"]]
@@ -197,22 +200,32 @@ def _check_lengths(lengths: np.ndarray, steps: int) -> None:
         )
 
 
-def newest_folder(folder: Path) -> Path:
-    """Returns the folder of the newest version in `folder`: itself, or its highest number.
+def find_version(folder: Path, pin: str = "") -> Path:
+    """Returns the folder of the version in `folder` that is served.
+
+    That is `folder` itself if it is an export. Else it is the one with the highest number, as a
+    number: 10 comes after 9.
+
+    Args:
+        folder: of an export, or of numbered exports.
+        pin: a number that is served instead of the highest one; "" for none.
 
     Raises:
-        ValueError: if there is no export in it.
+        ValueError: if there is no export in it, or none of that number.
     """
-    numbered = [
-        path for path in folder.iterdir() if path.name.isdecimal() and (path / SPEC_FILE).exists()
-    ]
     if (folder / SPEC_FILE).exists():
         return folder
-    if not numbered:
+    numbers = list_versions(folder)
+    if not numbers:
         raise ValueError(
             f"{str(folder)!r} has neither a {SPEC_FILE} nor numbered folders with one."
         )
-    return max(numbered, key=lambda path: int(path.name))
+    if pin and pin not in numbers:
+        raise ValueError(
+            f"{str(folder)!r} has no version {quote(pin)}, which --pin names. It has "
+            f"{', '.join([*numbers][-_MOST_NAMED:])}."
+        )
+    return numbers[pin or [*numbers][-1]]
 
 
 def looks_of(folder: Path) -> tuple[tuple[Any, ...], ...]:

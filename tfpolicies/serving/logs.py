@@ -1,0 +1,123 @@
+"""What a server prints: lines about itself and, if asked for, one for each request."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import threading
+import time
+from collections import deque
+from datetime import datetime, timezone
+from typing import Any, NamedTuple, TextIO
+
+import orjson
+
+_MODEL = re.compile(r"/v2/(?:repository/)?models/([^/]+)")
+_LONGEST_PATH = 200  # characters
+_MOST_WAITING = 10_000  # requests whose lines are not written yet
+_BETWEEN = 0.1  # seconds between two writes
+
+
+class AnsweredRequest(NamedTuple):
+    """A request that was answered or refused.
+
+    Attributes:
+        protocol: "http" or "grpc".
+        client: its address.
+        method: of HTTP, such as "POST", or of gRPC, such as "ModelInfer"; "" if it was refused
+            before that was read.
+        path: without the query, as it was sent.
+        model: that it names; "" for none, and over HTTP for the one in the path.
+        status: of HTTP, also for gRPC; 499 if the client hung up.
+        seconds: from its head to the end of its answer.
+        bytes: of the answer, without its head.
+        time: when it ended, in seconds since 1970.
+    """
+
+    protocol: str
+    client: str
+    method: str
+    path: str
+    model: str
+    status: int
+    seconds: float
+    bytes: int
+    time: float
+
+
+class Log:
+    """Writes lines, as text or as one JSON object each.
+
+    Lines about requests are formatted and written by a thread, ten times a second, so that a reader
+    that is slow holds up no request. If too many wait, further ones are left out and counted.
+
+    Args:
+        as_json: whether lines are JSON.
+        output: where they go; None for standard output.
+    """
+
+    def __init__(self, *, as_json: bool = False, output: TextIO | None = None) -> None:
+        self._as_json, self._output = as_json, output
+        self._waiting: deque[AnsweredRequest] = deque()
+        self._left_out = 0
+        self._is_closed = threading.Event()
+        self._writer: threading.Thread | None = None
+
+    def __call__(self, message: str) -> None:
+        """Writes a line about the server."""
+        if self._as_json:
+            record = {"time": _iso(time.time()), "kind": "server", "message": message}
+            message = orjson.dumps(record).decode()
+        self._write([message])
+
+    def record(self, request: AnsweredRequest) -> None:
+        """Writes a line about a request, soon."""
+        if len(self._waiting) >= _MOST_WAITING:
+            self._left_out += 1
+            return
+        self._waiting.append(request)
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_requests, name="log", daemon=True)
+            self._writer.start()
+
+    def close(self) -> None:
+        """Writes what waits."""
+        self._is_closed.set()
+        if self._writer is not None:
+            self._writer.join(10 * _BETWEEN)  # longer only if nobody reads
+
+    def _write_requests(self) -> None:
+        is_closed = False
+        while not is_closed:
+            is_closed = self._is_closed.wait(_BETWEEN)
+            requests = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            left_out, self._left_out = self._left_out, 0
+            with contextlib.suppress(OSError, ValueError):  # the output was closed
+                self._write([self._format(request) for request in requests])
+                if left_out:
+                    self(f"{left_out} requests have no line: the log was not read fast enough.")
+
+    def _format(self, request: AnsweredRequest) -> str:
+        path = request.path[:_LONGEST_PATH]
+        if not self._as_json:
+            words = f"{request.protocol} {request.client} {request.method} {path or '-'}"
+            printable = words.encode("unicode_escape").decode()
+            return (
+                f"{_iso(request.time)} {printable} {request.status} {request.seconds:.6f} s "
+                f"{request.bytes} bytes"
+            )
+        model = request.model or next(iter(_MODEL.findall(path)), "")
+        record: dict[str, Any] = {"time": _iso(request.time), "kind": "request"}
+        record |= {**request._asdict(), "time": record["time"], "path": path, "model": model}
+        record["seconds"] = round(request.seconds, 6)
+        return orjson.dumps(record).decode()
+
+    def _write(self, lines: list[str]) -> None:
+        if lines:
+            print("\n".join(lines), file=self._output or sys.stdout, flush=True)
+
+
+def _iso(seconds: float) -> str:
+    text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

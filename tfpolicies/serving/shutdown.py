@@ -1,0 +1,91 @@
+"""Graceful shutdown of a server: it drains, finishes what runs, and ends in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from tfpolicies.serving.connections import Connections
+from tfpolicies.serving.repository import Repository
+from tfpolicies.system.signals import what_happened
+
+GRACE = 30.0
+"""Seconds that running requests have once the server takes no more."""
+
+_LATEST_END = 10.0  # seconds more, after which the process ends whatever still runs
+_LAST = 1.0  # seconds until the process ends after a second signal
+
+
+class Shutdown:
+    """What SIGTERM and SIGINT do to a server.
+
+    SIGTERM drains it: it says that it is not ready, and still answers for `drain_seconds`, in which
+    load balancers and clients turn to other servers. Then it stops: it takes no more requests and
+    finishes those that run. SIGINT stops it without draining. A second signal ends it at once.
+
+    Attributes:
+        is_loaded: whether the models are loaded; a signal before that ends the loading.
+        stopping: set when the server takes no more requests.
+        aborting: set when it does not wait for those that run, either.
+        aborted_by: the number of the signal that set it; None if none did.
+
+    Args:
+        repository: the models.
+        connections: of HTTP.
+        drain_seconds: how long it drains; 0 for not at all.
+        say: is called with a line of text when draining begins.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        connections: Connections,
+        drain_seconds: float,
+        say: Callable[[str], object],
+    ) -> None:
+        self.is_loaded = False
+        self.stopping, self.aborting = asyncio.Event(), asyncio.Event()
+        self.aborted_by: int | None = None
+        self._repository, self._connections = repository, connections
+        self._drain_seconds, self._say = drain_seconds, say
+
+    def begin(self, number: int) -> None:
+        """Handles a signal."""
+        if self._repository.is_draining:
+            self._abort(number)
+            return
+        self._repository.is_draining = True
+        self._connections.drain()
+        drain_seconds = self._drain_seconds if number == signal.SIGTERM and self.is_loaded else 0.0
+        if not self.is_loaded:
+            self._repository.time_limits.stop()
+        _exit_later(drain_seconds + GRACE + _LATEST_END, 1)
+        if drain_seconds:
+            self._say(
+                f"{what_happened(number)}: not ready from now on, answers for {drain_seconds:g} "
+                "more seconds (--drain-seconds). Once more ends it at once."
+            )
+        asyncio.get_running_loop().call_later(drain_seconds, self.stop)
+
+    def stop(self) -> None:
+        """Takes no more requests."""
+        self._connections.is_stopping = True
+        self.stopping.set()
+
+    def _abort(self, number: int) -> None:
+        """Drops what runs."""
+        self.aborted_by = number
+        _exit_later(_LAST, 128 + number)
+        self.stop()
+        self._repository.time_limits.stop()
+        self._connections.abort()
+        self.aborting.set()
+
+
+def _exit_later(seconds: float, status: int) -> None:
+    timer = threading.Timer(seconds, os._exit, [status])
+    timer.daemon = True
+    timer.start()

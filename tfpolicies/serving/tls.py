@@ -1,0 +1,85 @@
+"""TLS of a server: its certificate and key, from two files."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tfpolicies.errors import UsageError
+from tfpolicies.system.paths import resolve_path
+from tfpolicies.system.regular_files import content_of, open_regular
+
+_LARGEST = 1_000_000  # bytes of a file
+_NEW_KEY = "openssl pkey -in FILE -out NEW"
+
+
+class Tls(NamedTuple):
+    """A certificate and its key.
+
+    Attributes:
+        certificate: the server's certificate and those that it depends on, in PEM.
+        key: its private key, in PEM.
+        context: both for Python's `ssl`.
+    """
+
+    certificate: bytes
+    key: bytes
+    context: ssl.SSLContext
+
+
+def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls:
+    """Reads a certificate and its key.
+
+    Args:
+        certificate: a file in PEM, with the server's certificate first.
+        key: a file in PEM with its private key, which is not encrypted.
+        warn: is called with a line of text if other users may read the key.
+
+    Raises:
+        UsageError: if one cannot be read or holds something else, or the key is of another
+            certificate; the message names the file.
+    """
+    chain, _ = _read("--tls-cert", certificate)
+    private, mode = _read("--tls-key", key)
+    try:
+        ssl.create_default_context(cadata=chain.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(
+            f"--tls-cert {str(certificate)!r} must hold certificates in PEM, which begin with "
+            "-----BEGIN CERTIFICATE-----, the server's first."
+        ) from error
+    if b"ENCRYPTED" in private:
+        raise UsageError(
+            f"--tls-key {str(key)!r} is encrypted, but the server knows no password. Give a key "
+            f"without one: {_NEW_KEY}."
+        )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(resolve_path(certificate), resolve_path(key))
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(
+                f"--tls-key {str(key)!r} is not the key of the certificate in "
+                f"{str(certificate)!r}. Give the key that it was made with."
+            ) from error
+        raise UsageError(
+            f"--tls-key {str(key)!r} must hold a private key in PEM, which begins with "
+            f"-----BEGIN PRIVATE KEY-----. Convert it: {_NEW_KEY}."
+        ) from error
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        warn(f"Other users may read {key}. Let only yourself read it: chmod 600 {key}.")
+    return Tls(chain, private, context)
+
+
+def _read(option: str, path: Path) -> tuple[bytes, int]:
+    """Returns the content and the mode of a file."""
+    try:
+        with open_regular(resolve_path(path)) as file:
+            return content_of(file, _LARGEST), os.fstat(file.fileno()).st_mode
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {str(path)!r} cannot be read: {error}.") from error
