@@ -10,7 +10,7 @@ import tfpolicies
 from tfpolicies import compat
 from tfpolicies.cli import main
 from tfpolicies.compat.port import port
-from tfpolicies.compat.rllib_names import ELSEWHERE, MODULES, PLACES
+from tfpolicies.compat.rllib_names import INSTEAD, MODULES, PLACES
 from tfpolicies.errors import UsageError
 
 
@@ -234,7 +234,7 @@ def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
         (
             "from ray.rllib.models.tf.tf_action_dist import SlateMultiCategorical",
             "ray.rllib.models.tf.tf_action_dist.SlateMultiCategorical",
-            "use MultiCategorical, which picks for each place by itself",
+            "Use MultiCategorical, which picks for each place by itself",
         ),
         (
             "import ray.rllib.policy.sample_batch as rows\nrows.SampleBatch, rows.compressed",
@@ -358,7 +358,7 @@ def test_every_name_that_is_here_for_ported_code_is_in_the_table() -> None:
     here = {name for _, name in PLACES.values()}
     new = {"__version__", "import_policy", "record_video"}  # which RLlib has nothing like
     assert here >= {*compat.__all__, *tfpolicies.__all__} - new
-    assert not ELSEWHERE.keys() & here
+    assert not INSTEAD.keys() & here
 
 
 def test_every_place_of_the_table_has_its_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import logging
@@ -28,10 +29,10 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.idioms import (
     LEARN_ARGUMENTS,
-    SETTINGS,
     answering,
     missing_attribute,
     positional_config,
+    setting_answer,
 )
 from tfpolicies.config.multi_agent import is_surely_trained
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
@@ -66,8 +67,21 @@ _EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in
 _SHOWN = 10  # ids of policies that a message names
 
 
+def _setting_answer(algorithm: Algorithm, name: str) -> str:
+    return setting_answer(name, algorithm.get_default_config()._homes)
+
+
+class _AnsweringMeta(abc.ABCMeta):
+    """Class of algorithms: its errors about methods of other libraries say what to write."""
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(missing_attribute(cls, name))
+
+
 @for_place("algorithm_class")
-class Algorithm:
+class Algorithm(metaclass=_AnsweringMeta):
     """A config, built: environments, a policy, and the loop that trains it.
 
     A subclass says which classes of policies it trains, by framework (`policy_classes`), and what
@@ -88,7 +102,7 @@ class Algorithm:
     overlaps = False  # whether remote workers sample while this process learns
     _replays = False  # whether its training step learns from rows that were sampled long ago
 
-    @answering(SETTINGS, " Write {0}Config().environment(env).training(...).build().")
+    @answering(_setting_answer, " Write {0}Config().environment(env).training(...).build().")
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
     ) -> None:
@@ -417,7 +431,7 @@ class Algorithm:
         self._last_result = result
         return result
 
-    @answering(LEARN_ARGUMENTS)
+    @answering(lambda _, name: LEARN_ARGUMENTS.get(name, ""))
     def learn(
         self,
         total_timesteps: float,

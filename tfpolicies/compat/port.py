@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tfpolicies import ported
-from tfpolicies.compat.rllib_names import ELSEWHERE, MODULES, PLACES, section_for
+from tfpolicies.compat.rllib_names import INSTEAD, MODULES, PLACES, section_for
 from tfpolicies.errors import UsageError
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
@@ -296,8 +296,7 @@ def _advice(old: _Import) -> str:
     """Returns what to do about an import that stays."""
     if old.name == "*" or not old.bound:
         return f"write `from {old.module} import NAME`, and port it again"
-    instead = f"use {ELSEWHERE[old.name]}; " if old.name in ELSEWHERE else ""
-    return instead + _see(old.full)
+    return f"{INSTEAD.get(old.name, '')} {_see(old.full)}".strip()
 
 
 class _NoImports(ast.NodeTransformer):
