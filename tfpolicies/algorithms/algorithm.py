@@ -724,8 +724,8 @@ class Algorithm(metaclass=_AnsweringMeta):
                     policy_mapping_fn=policy_mapping_fn,
                 )
             except BaseException:
-                self.workers.remove_policy(policy_id)
                 self.workers.set_roster(*before)
+                self.workers.remove_policy(policy_id)
                 raise
         return added
 
@@ -747,11 +747,14 @@ class Algorithm(metaclass=_AnsweringMeta):
 
         Raises:
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
+            UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
+        others = self.evaluation_workers if evaluation_workers else None
+        if others is not None:
+            others.require_unmapped(policy_id, policy_mapping_fn)
         self.workers.remove_policy(
             policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )
-        others = self.evaluation_workers if evaluation_workers else None
         if others is not None and policy_id in others.local_worker().policy_map:
             others.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
 
