@@ -23,6 +23,7 @@ from tfpolicies.compat import (
 )
 from tfpolicies.errors import ConfigError, ModelError, ModelSettingError, NotOfferedError
 from tfpolicies.models.distributions import DiagGaussian
+from tfpolicies.models.registry import MODELS
 from tfpolicies.testing import random_batch
 
 FIVE = rows_of(OBS, 5, seed=3)
@@ -196,6 +197,20 @@ def test_a_checkpoint_names_the_registered_model(tmp_path):
         restored.compute_actions(FIVE, explore=False).extras["vf_preds"],
         policy.compute_actions(FIVE, explore=False).extras["vf_preds"],
     )
+
+
+def test_a_checkpoint_whose_model_is_not_registered_says_to_register_it(tmp_path, monkeypatch):
+    ModelCatalog.register_custom_model("mine", Dense)
+    with_model("mine").export_checkpoint(tmp_path)
+    monkeypatch.delitem(MODELS, "mine")
+    with pytest.raises(
+        ValueError, match=r"register this one first.*register_custom_model\(name, C"
+    ):
+        Policy.from_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"Did you mean 'dense'\?"):
+        with_model("dence")
+    ModelCatalog.register_custom_model("mine", Dense)
+    assert Policy.from_checkpoint(tmp_path).compute_actions(FIVE).actions.shape == (5,)
 
 
 def test_policies_of_one_class_share_a_program_whatever_the_name():

@@ -64,6 +64,11 @@ def left(text: str) -> list[str]:
             "from ray import air, tune\nair.RunConfig()",
             "from tfpolicies.compat import tune as air, tune\nair.RunConfig()",
         ),
+        ("from ray import air", "from tfpolicies.compat import tune as air"),
+        (
+            "import ray.air as a\na.FailureConfig",
+            "import tfpolicies.compat.tune as a\na.FailureConfig",
+        ),
         (
             "from ray import train\ntrain.report({})\ntrain.get_context()",
             "from tfpolicies.compat import tune as train\ntrain.report({})\ntrain.get_context()",
@@ -267,6 +272,15 @@ def test_what_a_module_lacks_is_told_when_it_is_changed() -> None:
     assert [remark.name for remark in remarks] == ["ray.rllib.algorithms.ppo.DEFAULT_CONFIG"]
 
 
+@pytest.mark.core
+def test_what_ray_air_lacks_is_named() -> None:
+    source, remarks = port(b"from ray import air\nair.RunConfig(), air.session.report({})\n")
+    assert source.startswith(b"from tfpolicies.compat import tune as air\n")
+    assert [remark.name for remark in remarks] == ["ray.air.session"]
+    assert left("from ray.air import session, RunConfig") == ["ray.air.session"]
+    assert left("from ray.air.integrations.wandb import WandbLoggerCallback") == []
+
+
 # -- the command --------------------------------------------------------------------------------
 
 SCRIPT = """\
@@ -297,7 +311,11 @@ def test_files_are_changed_where_they_are(script: Path, capsys: pytest.CaptureFi
         "script.py:2: ray.rllib.env.external_env.ExternalEnv stays: "
         'see "Environments" in docs/porting.md\nChanged: 1 of 1.\n'
     )
+    assert main(["port", "script.py", "--check"]) == 1  # for the name that stays
+    assert "ExternalEnv stays" in capsys.readouterr().out
+    script.write_text("from tfpolicies import PGConfig\n")
     assert main(["port", "script.py", "--check"]) == 0
+    assert capsys.readouterr().out == "Would change: 0 of 1.\n"
 
 
 @pytest.mark.core

@@ -138,6 +138,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         self.tells_of_unheld = True  # the first `save` does; a command has words of its own
         self._last_good: str | None = None  # the folder of the newest checkpoint without NaN
         self._told_of_nan: set[str] = set()  # ids of policies written by hand
+        self._warned_of_false = False  # as the result of a callback
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
         self._diagnosis = Diagnosis()
@@ -424,7 +425,14 @@ class Algorithm(metaclass=_AnsweringMeta):
             result.update(self.evaluate())
         elif self.config.always_attach_evaluation_results and self.evaluation_workers is not None:
             result["evaluation"] = self._last_evaluation or self._evaluator.no_metrics()
-        self.callbacks.on_train_result(algorithm=self, result=result)
+        on_train_result: Callable[..., Any] = self.callbacks.on_train_result
+        if on_train_result(algorithm=self, result=result) is False and not self._warned_of_false:
+            self._warned_of_false = True
+            logger.warning(
+                "%s.on_train_result returned False, which does not stop the training. A function "
+                "f(algorithm, result) does, in learn(..., callbacks=[f]).",
+                type(self.callbacks).__name__,
+            )
         if self.config.env_task_fn is not None:
             tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
             self.workers.foreach_worker(tell)

@@ -184,18 +184,21 @@ def positional_config(algorithm: str, given: Any) -> str:
     )
 
 
-def keras_callback_hint(given: Any) -> str:
-    """Returns what to write for a callback of Keras; empty if it is none.
+def callback_hint(given: Any) -> str:
+    """Returns what to write for a callback of Keras or Stable-Baselines3; "" for other objects.
 
     >>> class TensorBoard:
     ...     __module__ = "keras.callbacks"
-    >>> keras_callback_hint(TensorBoard())
+    >>> callback_hint(TensorBoard())
     ' Use learn(..., run_dir=...); events are in the run folder.'
     """
     rows = {code.partition("(")[0]: row for row in read_table(KERAS) for code in row.names}
     for kind in type(given).__mro__:
-        if kind.__module__.partition(".")[0] == "keras" and kind.__name__ in rows:
+        package = kind.__module__.partition(".")[0]
+        if package == "keras" and kind.__name__ in rows:
             return f" Use {as_plain_text(rows[kind.__name__].here)}."
+        if package == "stable_baselines3":
+            return " Write a function f(algorithm, result) that returns False to end training."
     return ""
 
 
@@ -215,6 +218,21 @@ def optimizer_settings(given: Any) -> str | None:
     else:
         rate = float(f"{rate:.7g}")  # which Keras keeps as a float32
     return f"lr={rate!r}, optimizer={ {'type': kind.__name__.lower(), **changed}!r}"
+
+
+def rate_hint(lr: Any) -> str:
+    """Returns what to write for a learning rate of another form; "" if there is no answer.
+
+    >>> rate_hint("lin_1e-3")
+    ' (one that falls to 0 is training(lr_schedule=[[0, 0.001], [total_timesteps, 0.0]]))'
+    """
+    if isinstance(lr, list | tuple):
+        return " ([[step, rate], ...] goes into lr_schedule)"
+    if isinstance(lr, str) and (found := re.fullmatch(r"lin_(\d[\d.]*(?:e-?\d+)?)", lr)):
+        rate = float(found[1])
+        schedule = f"[[0, {rate!r}], [total_timesteps, 0.0]]"
+        return f" (one that falls to 0 is training(lr_schedule={schedule}))"
+    return ""
 
 
 def described_schedule(lr: Any) -> Any:
