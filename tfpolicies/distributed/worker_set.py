@@ -374,8 +374,10 @@ class WorkerSet:
         """Checks in all workers that no agent is mapped to a policy; see `RolloutWorker`.
 
         Raises:
+            ConfigError: for a function that cannot be sent to remote workers.
             UsageError: if one is.
         """
+        self._require_sendable({"policy_mapping_fn": policy_mapping_fn})
         call = functools.partial(
             messages.require_unmapped, policy_id=policy_id, policy_mapping_fn=policy_mapping_fn
         )
