@@ -130,6 +130,17 @@ def test_help_is_there_without_tensorflow() -> None:
 
 
 @pytest.mark.core
+def test_the_name_of_an_algorithm_may_be_written_in_small_letters(capsys) -> None:
+    assert main(["tuned", "--algo", "Sac"]) == 0
+    small = capsys.readouterr().out
+    assert main(["tuned", "--algo", "SAC"]) == 0
+    assert small == capsys.readouterr().out
+    assert "HalfCheetah-v5" in small
+    assert main(["train", "CartPole-v1", "--algo", "sac", "--lr", "fast"]) == 2
+    assert "--lr: must be a number, got 'fast'" in capsys.readouterr().err
+
+
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("words", "message"),
     [

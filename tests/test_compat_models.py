@@ -23,6 +23,7 @@ from tfpolicies.compat import (
 )
 from tfpolicies.errors import ConfigError, ModelError, ModelSettingError, NotOfferedError
 from tfpolicies.models.distributions import DiagGaussian
+from tfpolicies.models.registry import MODELS
 from tfpolicies.testing import random_batch
 
 FIVE = rows_of(OBS, 5, seed=3)
@@ -196,6 +197,20 @@ def test_a_checkpoint_names_the_registered_model(tmp_path):
         restored.compute_actions(FIVE, explore=False).extras["vf_preds"],
         policy.compute_actions(FIVE, explore=False).extras["vf_preds"],
     )
+
+
+def test_a_checkpoint_whose_model_is_not_registered_says_to_register_it(tmp_path, monkeypatch):
+    ModelCatalog.register_custom_model("mine", Dense)
+    with_model("mine").export_checkpoint(tmp_path)
+    monkeypatch.delitem(MODELS, "mine")
+    with pytest.raises(
+        ValueError, match=r"register this one first.*register_custom_model\(name, C"
+    ):
+        Policy.from_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"Did you mean 'dense'\?"):
+        with_model("dence")
+    ModelCatalog.register_custom_model("mine", Dense)
+    assert Policy.from_checkpoint(tmp_path).compute_actions(FIVE).actions.shape == (5,)
 
 
 def test_policies_of_one_class_share_a_program_whatever_the_name():
@@ -406,6 +421,38 @@ def test_a_functional_model_may_be_made_of_tensorflows_functions(inference):
 
 
 # -- forms that cannot work ---------------------------------------------------------------------
+
+
+class Rows(TFModelV2):
+    """A functional model whose shapes are counted from its input."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        x = keras.Input((3,))
+        rows, width = tf.shape(x)[0], tf.shape(x)[1]
+        doubled = tf.reshape(tf.stack([x, x], axis=1), [rows, -1])
+        again = tf.reshape(doubled, [-1, width * 2])
+        assert doubled.shape == again.shape == (None, 6)
+        ones = keras.initializers.Ones()
+        logits = keras.layers.Dense(2, use_bias=False, kernel_initializer=ones)(again)
+        self.base_model = keras.Model(x, [logits, tf.tile(tf.zeros([1, 1]), [rows, 1])])
+
+    def forward(self, input_dict, state, seq_lens):
+        outputs, self._value_out = self.base_model(input_dict["obs"])
+        return outputs, state
+
+    def value_function(self):
+        return tf.reshape(self._value_out, [-1])
+
+
+@pytest.mark.parametrize("inference", ["tf", "onnx"])
+def test_shapes_of_a_functional_model_may_be_counted_from_its_input(inference):
+    ModelCatalog.register_custom_model("rows", Rows)
+    policy = with_model("rows", inference=inference)
+    extras = policy.compute_actions(FIVE, explore=False).extras
+    expected = np.repeat(2.0 * FIVE.sum(1, keepdims=True), 2, axis=1)
+    np.testing.assert_allclose(extras["action_dist_inputs"], expected, rtol=1e-5)
+    assert extras["vf_preds"].tolist() == [0.0] * 5
 
 
 def build(self, *args):

@@ -47,6 +47,81 @@ class Line(gym.Env):
         return np.full(1, self.now, np.float32), float(self.now), ended, False, {"now": self.now}
 
 
+NESTED = spaces.Dict(at=spaces.Discrete(3, start=1), speed=spaces.Box(-9.0, 9.0, (2,), np.float32))
+EPISODE_ROWS = np.array([[1, 0, 0, 0, 5], [0, 1, 0, 1, 6], [0, 0, 1, 2, 7]], np.float32)
+
+
+class Nested(Line):
+    """What `Line` does, with observations of a Dict."""
+
+    observation_space = NESTED
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.nested(), {}
+
+    def step(self, action):
+        return self.nested(1), *super().step(action)[1:]
+
+    def nested(self, more=0):
+        now = self.now + more
+        return {"at": min(1 + now, 3), "speed": np.array([now, 5 + now], np.float32)}
+
+
+class OnRows(Policy):
+    """Keeps what it is given."""
+
+    flat_observations = True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.acted, self.processed, self.learned = [], [], []
+
+    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+        self.acted.append(obs_batch)
+        return ActionBatch(np.zeros((len(obs_batch), 2), np.float32), [], {})
+
+    def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
+        self.processed.append(sample_batch["new_obs"])
+        return sample_batch
+
+    def learn_on_batch(self, samples):
+        self.learned.append(samples["obs"])
+        return {}
+
+
+@pytest.mark.core
+def test_a_class_that_asks_for_flat_observations_gets_rows_everywhere():
+    config = AlgorithmConfig().environment(Nested).rollouts(rollout_fragment_length=3)
+    worker = RolloutWorker(config=config, default_policy_class=OnRows)
+    policy, batch = worker.get_policy(), worker.sample()
+    np.testing.assert_array_equal(np.concatenate(policy.acted), EPISODE_ROWS)
+    np.testing.assert_array_equal(batch["obs"], EPISODE_ROWS)
+    (reached,) = policy.processed
+    np.testing.assert_array_equal(reached[:2], EPISODE_ROWS[1:])
+    np.testing.assert_array_equal(reached[2], [0, 0, 1, 3, 8])
+    policy.learning.update(batch, 1, 3, shuffle=False)
+    np.testing.assert_array_equal(policy.learned[0], EPISODE_ROWS)
+    policy.compute_single_action({"at": 2, "speed": np.array([1, 6], np.float32)})
+    policy.compute_single_action(EPISODE_ROWS[1])
+    for given in policy.acted[-2:]:
+        np.testing.assert_array_equal(given, EPISODE_ROWS[1:2])
+
+
+@pytest.mark.core
+def test_other_classes_get_observations_as_the_environment_has_them():
+    class Plain(OnRows):
+        flat_observations = False
+
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            assert obs_batch["at"].tolist() == [1]
+            return ActionBatch(np.zeros((1, 2), np.float32), [], {})
+
+    config = AlgorithmConfig().environment(Nested).rollouts(rollout_fragment_length=1)
+    batch = RolloutWorker(config=config, default_policy_class=Plain).sample()
+    assert batch["obs"]["at"].tolist() == [1]
+
+
 class Two(MultiAgentEnv):
     """Two agents that do what `Line` does."""
 

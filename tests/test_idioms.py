@@ -5,9 +5,20 @@ import numpy as np
 import pytest
 from tiny import make, trajectory
 
-from tfpolicies import PPO, DQNConfig, PPOConfig, PPOTF2Policy, TFPolicy
+from tfpolicies import (
+    PPO,
+    Algorithm,
+    DefaultCallbacks,
+    DQNConfig,
+    PPOConfig,
+    PPOTF2Policy,
+    SACConfig,
+    TD3Config,
+    TFPolicy,
+)
+from tfpolicies.cli import main
 from tfpolicies.config.idioms import SETTINGS
-from tfpolicies.errors import ConfigError, ModelError, UnknownPolicyError
+from tfpolicies.errors import ConfigError, ModelError, UnknownPolicyError, UsageError
 
 SCHEDULES = keras.optimizers.schedules
 
@@ -118,6 +129,68 @@ def test_an_algorithm_is_told_what_predict_is_here():
     assert built.training_iteration == 0
     with pytest.raises(AttributeError, match=r"no attribute 'no_such_thing'$"):
         _ = built.no_such_thing
+    built.stop()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("config", "name", "words"),
+    [
+        (SACConfig, "ent_coef", "training(initial_alpha=...)"),
+        (PPOConfig, "ent_coef", "training(entropy_coeff=...)"),
+        (PPOConfig, "batch_size", "training(sgd_minibatch_size=...)"),
+        (SACConfig, "batch_size", "training(train_batch_size=...)"),
+        (TD3Config, "action_noise", "exploration_config={'type': 'GaussianNoise', "),
+        (TD3Config, "target_policy_noise", "training(target_noise=...)"),
+        (DQNConfig, "learning_starts", "(num_steps_sampled_before_learning_starts=...)"),
+    ],
+)
+def test_the_answer_is_that_for_the_algorithm(config, name, words):
+    for idiom in (lambda: config().training(**{name: 1}), lambda: config()[name]):
+        with pytest.raises((TypeError, KeyError)) as caught:
+            idiom()
+        assert words in str(caught.value)
+    with pytest.raises(TypeError) as caught:
+        config().algo_class("MlpPolicy", **{name: 1})
+    assert words in str(caught.value)
+
+
+@pytest.mark.core
+def test_loading_by_the_class_is_answered():
+    for kind in (PPO, Algorithm):
+        with pytest.raises(AttributeError, match=r"'load'\. Use `Algorithm\.from_checkpoint\(fol"):
+            kind.load("folder")
+    assert not hasattr(PPO, "no_such_thing")
+
+
+@pytest.mark.core
+def test_a_linear_rate_of_the_zoo_is_a_schedule_here(capsys):
+    expected = "lr_schedule=[[0, 0.001], [total_timesteps, 0.0]]"
+    with pytest.raises(ConfigError) as caught:
+        PPOConfig().training(lr="lin_1e-3")
+    assert expected in str(caught.value)
+    assert main(["train", "CartPole-v1", "--lr", "lin_1e-3"]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_callback_that_returns_false_says_what_stops(caplog):
+    class Stops(DefaultCallbacks):
+        def on_train_result(self, *, algorithm, result):
+            return False
+
+    built = algorithm()
+    built.callbacks = Stops()
+    caplog.set_level("WARNING", "tfpolicies")
+    built.learn(64, callbacks=[DefaultCallbacks()], progress=False)
+    assert built.training_iteration == 2
+    (said,) = [x.getMessage() for x in caplog.records if "returned False" in x.getMessage()]
+    assert "f(algorithm, result) does, in learn(..., callbacks=[f])" in said
+
+    class BaseCallback:
+        __module__ = "stable_baselines3.common.callbacks"
+
+    with pytest.raises(UsageError, match="returns False to end training"):
+        built.learn(64, callbacks=BaseCallback())
     built.stop()
 
 

@@ -189,8 +189,13 @@ def test_it_is_an_opponent_in_training_and_stays_as_it_is():
     )
     config.training(train_batch_size=64, sgd_minibatch_size=32, num_sgd_iter=1)
     algorithm = config.debugging(seed=0).build()
-    algorithm.remove_policy("other")
-    algorithm.add_policy("other", policy=other, policies_to_train=["main"])
+    mapping = algorithm.worker.policy_mapping_fn
+    with pytest.raises(UsageError, match="gives it to agent 1"):
+        algorithm.remove_policy("other")
+    algorithm.remove_policy("other", policy_mapping_fn=lambda *args, **kwargs: "main")
+    algorithm.add_policy(
+        "other", policy=other, policy_mapping_fn=mapping, policies_to_train=["main"]
+    )
     result = algorithm.train()
     assert {*result["info"]["learner"]} == {"main"}
     assert result["policy_reward_mean"].keys() == {"main", "other"}

@@ -254,6 +254,31 @@ def test_a_removed_policy_leaves_no_trace_and_its_running_episodes_are_dropped()
         worker.remove_policy(policy_id="right")
 
 
+def mapped_by_episode(agent_id, episode, worker, **kwargs):
+    return "right" if episode.length >= 0 and agent_id == "b" else "left"
+
+
+@pytest.mark.core
+def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
+    algorithm = config_of().evaluation(evaluation_interval=1, evaluation_duration=1).build()
+    worker = algorithm.worker
+    before = worker.policy_mapping_fn, dict(worker.policy_dict)
+    message = r"'right' cannot be removed: policy_mapping_fn \(a_and_b\) gives it to agent 'b'"
+    for owner in (algorithm, worker, algorithm.workers):
+        with pytest.raises(UsageError, match=message):
+            owner.remove_policy(policy_id="right")
+    with pytest.raises(UsageError, match=r"remove_policy\('left', policy_mapping_fn=\.{3}\)"):
+        algorithm.remove_policy("left", policy_mapping_fn=all_left)
+    worker.sample()
+    with pytest.raises(UsageError, match="mapped_by_episode"):
+        worker.remove_policy(policy_id="right", policy_mapping_fn=mapped_by_episode)
+    assert (worker.policy_mapping_fn, worker.policy_dict) == before
+    assert set(algorithm.evaluation_worker.policy_map) == {"left", "right"}
+    algorithm.remove_policy("right", policy_mapping_fn=all_left)
+    assert set(algorithm.evaluation_worker.policy_map) == {"left"}
+    algorithm.stop()
+
+
 def test_a_policy_for_which_nobody_has_spaces_is_named():
     class Unlike(Staggered):
         observation_space = spaces.Dict({"a": SPACE, "b": spaces.Box(-1.0, 2e6, (3,))})

@@ -276,6 +276,37 @@ def test_an_overridden_apply_gradients_fn_applies_given_gradients(policy_class):
     assert_close(policy.get_weights(), before, atol=0)
 
 
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+def test_extra_action_out_fn_has_the_values_of_the_model(policy_class):
+    class Doubled(policy_class):
+        def extra_action_out_fn(self):
+            result = super().extra_action_out_fn()
+            assert result["vf_preds"] is self.model.value_function()
+            result["twice"] = 2.0 * result["vf_preds"]
+            result["logits"] = self.model.last_output()
+            return result
+
+    extras = make(Doubled).compute_actions(np.ones((4, 3), np.float32)).extras
+    assert extras["vf_preds"].shape == (4,)
+    np.testing.assert_array_equal(extras["twice"], 2.0 * extras["vf_preds"])
+    np.testing.assert_array_equal(extras["logits"], extras["action_dist_inputs"])
+
+
+@pytest.mark.core
+def test_a_model_that_has_been_called_names_the_tensors_there_are():
+    class Asks(PPOTF2Policy):
+        def extra_action_out_fn(self):
+            return {"x": self.model({"obs": self.dist_inputs})[0]}
+
+    class Reads(PPOTF2Policy):
+        def extra_action_out_fn(self):
+            return {"x": self.model.base_model}
+
+    for policy_class in (Asks, Reads):
+        with pytest.raises(AttributeError, match=r"self\.dist_inputs and self\.values"):
+            make(policy_class).compute_actions(np.ones((4, 3), np.float32))
+
+
 def test_what_extra_action_out_fn_gives_is_a_column_that_the_loss_may_read():
     class Own(PPOTF2Policy):
         def extra_action_out_fn(self):

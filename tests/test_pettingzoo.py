@@ -11,6 +11,7 @@ from multi_agent_worlds import sampler_of
 from tiny import make
 
 from tfpolicies import PGTF2Policy
+from tfpolicies.compat import PettingZooEnv
 from tfpolicies.envs import check_env
 from tfpolicies.envs.making import EnvContext, check_source, make_any_environments
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
@@ -196,3 +197,17 @@ def test_a_package_that_an_environment_needs_is_named(monkeypatch):
     pettingzoo.register("aec", "classic/ludo-v1", "pettingzoo.classic.ludo.ludo:env")
     with pytest.raises(EnvError, match=r"'pettingzoo\.classic\.ludo'.*pip install 'pettingzoo"):
         pettingzoo_env("pettingzoo:classic/ludo_v1")
+
+
+def test_a_ported_environment_keeps_the_names_of_its_observations():
+    env = PettingZooEnv(tictactoe())
+    own = tictactoe().observation_space("player_1")
+    assert env.observation_space_of("player_1") == own
+    obs, _ = env.reset(seed=0)
+    assert set(obs["player_1"]) == {"observation", "action_mask"}
+    assert own.contains(obs["player_1"])
+    check_env(env, steps=50)
+    policies, _ = one_policy_for_each(env)
+    action, _, extras = policies["player_1"].compute_single_action(obs["player_1"])
+    assert 0 <= action < 9
+    assert np.isfinite(extras["action_dist_inputs"]).all()  # the mask is for a model to read

@@ -10,7 +10,7 @@ import tfpolicies
 from tfpolicies import compat
 from tfpolicies.cli import main
 from tfpolicies.compat.port import port
-from tfpolicies.compat.rllib_names import ELSEWHERE, MODULES, PLACES
+from tfpolicies.compat.rllib_names import INSTEAD, MODULES, PLACES
 from tfpolicies.errors import UsageError
 
 
@@ -63,6 +63,11 @@ def left(text: str) -> list[str]:
         (
             "from ray import air, tune\nair.RunConfig()",
             "from tfpolicies.compat import tune as air, tune\nair.RunConfig()",
+        ),
+        ("from ray import air", "from tfpolicies.compat import tune as air"),
+        (
+            "import ray.air as a\na.FailureConfig",
+            "import tfpolicies.compat.tune as a\na.FailureConfig",
         ),
         (
             "from ray import train\ntrain.report({})\ntrain.get_context()",
@@ -234,7 +239,7 @@ def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
         (
             "from ray.rllib.models.tf.tf_action_dist import SlateMultiCategorical",
             "ray.rllib.models.tf.tf_action_dist.SlateMultiCategorical",
-            "use MultiCategorical, which picks for each place by itself",
+            "Use MultiCategorical, which picks for each place by itself",
         ),
         (
             "import ray.rllib.policy.sample_batch as rows\nrows.SampleBatch, rows.compressed",
@@ -267,6 +272,15 @@ def test_what_a_module_lacks_is_told_when_it_is_changed() -> None:
     assert [remark.name for remark in remarks] == ["ray.rllib.algorithms.ppo.DEFAULT_CONFIG"]
 
 
+@pytest.mark.core
+def test_what_ray_air_lacks_is_named() -> None:
+    source, remarks = port(b"from ray import air\nair.RunConfig(), air.session.report({})\n")
+    assert source.startswith(b"from tfpolicies.compat import tune as air\n")
+    assert [remark.name for remark in remarks] == ["ray.air.session"]
+    assert left("from ray.air import session, RunConfig") == ["ray.air.session"]
+    assert left("from ray.air.integrations.wandb import WandbLoggerCallback") == []
+
+
 # -- the command --------------------------------------------------------------------------------
 
 SCRIPT = """\
@@ -297,7 +311,11 @@ def test_files_are_changed_where_they_are(script: Path, capsys: pytest.CaptureFi
         "script.py:2: ray.rllib.env.external_env.ExternalEnv stays: "
         'see "Environments" in docs/porting.md\nChanged: 1 of 1.\n'
     )
+    assert main(["port", "script.py", "--check"]) == 1  # for the name that stays
+    assert "ExternalEnv stays" in capsys.readouterr().out
+    script.write_text("from tfpolicies import PGConfig\n")
     assert main(["port", "script.py", "--check"]) == 0
+    assert capsys.readouterr().out == "Would change: 0 of 1.\n"
 
 
 @pytest.mark.core
@@ -358,7 +376,7 @@ def test_every_name_that_is_here_for_ported_code_is_in_the_table() -> None:
     here = {name for _, name in PLACES.values()}
     new = {"__version__", "import_policy", "record_video"}  # which RLlib has nothing like
     assert here >= {*compat.__all__, *tfpolicies.__all__} - new
-    assert not ELSEWHERE.keys() & here
+    assert not INSTEAD.keys() & here
 
 
 def test_every_place_of_the_table_has_its_name() -> None:

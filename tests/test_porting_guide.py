@@ -1,12 +1,22 @@
-"""The guide for porting has one table of names, which is that of `tfpolicies port`."""
+"""The tables of the guide for porting are those that `tfpolicies port` and messages go by."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tfpolicies import ported
-from tfpolicies.compat.rllib_names import ELSEWHERE, MODULES, PLACES, SECTIONS
+from tfpolicies import SACConfig, ported
+from tfpolicies.compat.rllib_names import INSTEAD, MODULES, PLACES, SECTIONS
+from tfpolicies.config.dialect import ALIASES
+from tfpolicies.config.idioms import setting_answer
+from tfpolicies.config.porting_tables import (
+    KERAS,
+    LATER_SETTINGS,
+    RLLIB,
+    SB3,
+    SB3_SETTINGS,
+    update_tables,
+)
 
 pytestmark = pytest.mark.core
 
@@ -50,27 +60,30 @@ def anchors(page: Path) -> set[str]:
 # -- the table ----------------------------------------------------------------------------------
 
 
-def test_the_table_is_that_of_the_command() -> None:
-    known = {f"{old}.{name}": ".".join(home) for (old, name), home in PLACES.items()} | MODULES
-    rows = [
-        (name, here)
-        for names, here, _ in ROWS
-        for name in code(names)
-        if name.startswith("ray.") and not here.startswith("not ")
-    ]
-    assert dict(rows) == {name: f"`{known[name]}`" for name in known}
-    assert len(rows) == len(known)
+def test_the_tables_of_the_guide_are_those_of_the_file() -> None:
+    page = GUIDE.read_text()
+    for header in (RLLIB, LATER_SETTINGS, *SB3_SETTINGS, SB3, KERAS):
+        assert page.count(f"\n{header}\n|---|") == 1
+    assert update_tables(page) == page
+    changed = page.replace("| `num_epochs` | `num_sgd_iter` |\n", "| `mine` | `yours` |\n")
+    assert changed != page == update_tables(changed)
+    assert update_tables("| Mine | here |\n|---|---|\n") == "| Mine | here |\n|---|---|\n"
 
 
-def test_the_table_says_what_stands_for_names_that_are_not_here() -> None:
-    refused = {
-        name.rpartition(".")[2]: differs.replace("`", "").replace('"', "'")
-        for names, here, differs in ROWS
-        for name in code(names)
-        if name.startswith("ray.") and here.startswith("not ")
-    }
-    assert {name for name, instead in ELSEWHERE.items() if instead not in refused[name]} == set()
-    assert not refused.keys() & {name for _, name in PLACES}
+def test_the_command_and_configs_go_by_the_tables() -> None:
+    assert PLACES["ray.rllib.policy.sample_batch", "SampleBatch"] == ("tfpolicies", "SampleBatch")
+    assert PLACES["ray.rllib.env", "EnvContext"] == ("tfpolicies.compat", "EnvContext")
+    assert PLACES["ray.train", "report"] == ("tfpolicies.compat.tune", "report")
+    assert MODULES["ray.rllib.algorithms.ppo.ppo"] == "tfpolicies.algorithms.ppo"
+    assert MODULES["ray.tune"] == "tfpolicies.compat.tune"
+    assert ("ray.rllib.env.external_env", "ExternalEnv") not in PLACES
+    assert INSTEAD["JsonReader"] == "Use policy.learn_on_batch(batch), with batches that you read."
+    assert not INSTEAD.keys() & {name for _, name in PLACES}
+    assert ALIASES["num_epochs"] == "num_sgd_iter"
+    config = SACConfig().to_dict()
+    assert setting_answer("ent_coef", dict.fromkeys(config, "training")) == (
+        "training(initial_alpha=...)"
+    )
 
 
 def test_the_table_has_the_names_that_only_compat_makes_known() -> None:

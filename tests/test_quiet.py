@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tiny import OBS, make, rows_of
 
 from tfpolicies.errors import ExportError
-from tfpolicies.system.quiet import quiet_conversion
+from tfpolicies.system.quiet import native_stderr_held_back, quiet_conversion
 
 TOUCHED = ("", "absl", "keras", "onnx", "tensorflow", "tf2onnx", "tf2onnx.tfonnx", "mine")
 
@@ -148,3 +149,66 @@ def test_what_is_raised_inside_comes_out_with_everything_undone():
         after = process()
 
     assert after == before
+
+
+def write_to_stderr(*lines):
+    for line in lines:
+        os.write(2, line.encode() + b"\n")
+
+
+@pytest.mark.core
+def test_native_logs_are_held_back_and_other_lines_are_not(capfd):
+    write_to_stderr("before")
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with native_stderr_held_back():
+            inside.set()
+            leave.wait(60)
+            write_to_stderr("I0000 00:00:1.2 9 single_machine.cc:376] Starting new session", "mine")
+
+    thread = threading.Thread(target=other)
+    with native_stderr_held_back():
+        thread.start()
+        assert inside.wait(60)
+        write_to_stderr("W0000 00:00:1.2 9 devices.cc:67] Number of eligible GPUs", "Epoch 1")
+    assert capfd.readouterr().err == "before\n"
+    leave.set()
+    thread.join()
+    write_to_stderr("after")
+    assert capfd.readouterr().err == "Epoch 1\nmine\nafter\n"
+
+
+@pytest.mark.core
+def test_native_logs_of_a_block_that_fails_are_written(capfd):
+    def fail():
+        with native_stderr_held_back():
+            write_to_stderr("E0000 00:00:1.2 9 x.cc:1] The cause")
+            raise ExportError("It is not possible.")
+
+    with pytest.raises(ExportError, match="not possible"):
+        fail()
+    assert capfd.readouterr().err == "E0000 00:00:1.2 9 x.cc:1] The cause\n"
+
+
+def test_a_policy_that_is_added_prints_nothing(tmp_path):
+    script = """
+import tensorflow as tf
+from tfpolicies import PPOConfig, PPOTF2Policy
+from tfpolicies.envs.multi_agent_env import make_multi_agent
+config = PPOConfig().environment(make_multi_agent("CartPole-v1"), env_config={"num_agents": 2})
+config.training(train_batch_size=64, sgd_minibatch_size=32, num_sgd_iter=1)
+config.multi_agent(policies={"main"}, policy_mapping_fn=lambda *args, **kwargs: "main")
+algorithm = config.build()
+algorithm.train()
+print("ADDING", file=__import__("sys").stderr, flush=True)
+mapping = lambda agent, *args, **kwargs: ["main", "other"][agent]
+algorithm.add_policy("other", PPOTF2Policy, policy_mapping_fn=mapping)
+algorithm.train()
+algorithm.stop()
+"""
+    shown = {name: x for name, x in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=shown, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.partition("ADDING\n")[2] == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copy
 import functools
@@ -30,10 +31,10 @@ from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.idioms import (
     EVALUATE_ARGUMENTS,
     LEARN_ARGUMENTS,
-    SETTINGS,
     answering,
     missing_attribute,
     positional_config,
+    setting_answer,
 )
 from tfpolicies.config.multi_agent import is_surely_trained
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
@@ -68,8 +69,21 @@ _EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in
 _SHOWN = 10  # ids of policies that a message names
 
 
+def _setting_answer(algorithm: Algorithm, name: str) -> str:
+    return setting_answer(name, algorithm.get_default_config()._homes)
+
+
+class _AnsweringMeta(abc.ABCMeta):
+    """Class of algorithms: its errors about methods of other libraries say what to write."""
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(missing_attribute(cls, name))
+
+
 @for_place("algorithm_class")
-class Algorithm:
+class Algorithm(metaclass=_AnsweringMeta):
     """A config, built: environments, a policy, and the loop that trains it.
 
     A subclass says which classes of policies it trains, by framework (`policy_classes`), and what
@@ -90,7 +104,7 @@ class Algorithm:
     overlaps = False  # whether remote workers sample while this process learns
     _replays = False  # whether its training step learns from rows that were sampled long ago
 
-    @answering(SETTINGS, " Write {0}Config().environment(env).training(...).build().")
+    @answering(_setting_answer, " Write {0}Config().environment(env).training(...).build().")
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
     ) -> None:
@@ -126,6 +140,7 @@ class Algorithm:
         self.tells_of_unheld = True  # the first `save` does; a command has words of its own
         self._last_good: str | None = None  # the folder of the newest checkpoint without NaN
         self._told_of_nan: set[str] = set()  # ids of policies written by hand
+        self._warned_of_false = False  # as the result of a callback
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
         self._diagnosis = Diagnosis()
@@ -412,14 +427,21 @@ class Algorithm:
             result.update(self.evaluate())
         elif self.config.always_attach_evaluation_results and self.evaluation_workers is not None:
             result["evaluation"] = self._last_evaluation or self._evaluator.no_metrics()
-        self.callbacks.on_train_result(algorithm=self, result=result)
+        on_train_result: Callable[..., Any] = self.callbacks.on_train_result
+        if on_train_result(algorithm=self, result=result) is False and not self._warned_of_false:
+            self._warned_of_false = True
+            logger.warning(
+                "%s.on_train_result returned False, which does not stop the training. A function "
+                "f(algorithm, result) does, in learn(..., callbacks=[f]).",
+                type(self.callbacks).__name__,
+            )
         if self.config.env_task_fn is not None:
             tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
             self.workers.foreach_worker(tell)
         self._last_result = result
         return result
 
-    @answering(LEARN_ARGUMENTS)
+    @answering(lambda _, name: LEARN_ARGUMENTS.get(name, ""))
     def learn(
         self,
         total_timesteps: float,
@@ -588,7 +610,7 @@ class Algorithm:
 
     # -- evaluation ---------------------------------------------------------------------------
 
-    @answering(EVALUATE_ARGUMENTS)
+    @answering(lambda _, name: EVALUATE_ARGUMENTS.get(name, ""))
     def evaluate(
         self,
         duration_fn: Callable[[int], int] | None = None,
@@ -765,8 +787,8 @@ class Algorithm:
                     policy_mapping_fn=policy_mapping_fn,
                 )
             except BaseException:
-                self.workers.remove_policy(policy_id)
                 self.workers.set_roster(*before)
+                self.workers.remove_policy(policy_id)
                 raise
         return added
 
@@ -788,11 +810,14 @@ class Algorithm:
 
         Raises:
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
+            UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
+        others = self.evaluation_workers if evaluation_workers else None
+        if others is not None:
+            others.require_unmapped(policy_id, policy_mapping_fn)
         self.workers.remove_policy(
             policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )
-        others = self.evaluation_workers if evaluation_workers else None
         if others is not None and policy_id in others.local_worker().policy_map:
             others.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
 

@@ -666,11 +666,11 @@ class StoredAlgorithm:
         algorithm.set_extra_state(run.extra)
         for pid, policy in new.items():
             algorithm.add_policy(pid, policy=policy)
+        algorithm.set_roster(*roster)
         for pid in set(worker.policy_map) - set(stored):
             algorithm.remove_policy(pid)
         for pid, policy in there.items():
             set_stored_state(policy, states[pid])
-        algorithm.set_roster(*roster)
         algorithm.set_progress(run.progress)
         worker.restore_sampling(run.seeds_used, run.rng, run.global_vars, run.sampler)
         algorithm.workers.align(new_episodes=True)

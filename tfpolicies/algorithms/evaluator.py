@@ -112,7 +112,7 @@ class Evaluator:
             if policy_id not in here.policy_map:
                 here.add_policy(policy_id, policy=self.copy_of(policy, policy_id))
         for policy_id in set(here.policy_map) - set(leader.policy_map):
-            here.remove_policy(policy_id=policy_id)
+            here.drop_policy(policy_id)
         here.set_policy_mapping_fn(self._mapping_of(here, leader.policy_mapping_fn))
         workers.align()
         self.workers = workers

@@ -18,7 +18,7 @@ from tfpolicies.algorithms.recording import Scene, require_pictures
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
-from tfpolicies.config.idioms import keras_callback_hint
+from tfpolicies.config.idioms import callback_hint
 from tfpolicies.config.stored_config import encode_config
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
@@ -277,7 +277,7 @@ def _told(callbacks: Any) -> tuple[list[DefaultCallbacks], list[Callable[..., An
         else:
             raise UsageError(
                 "callbacks must be functions f(algorithm, result), or DefaultCallbacks, got "
-                f"{given!r:.200}.{keras_callback_hint(given)}"
+                f"{given!r:.200}.{callback_hint(given)}"
             )
     return told, followers
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
-from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
+from tfpolicies.cli.settings import RUN, WHAT, WORDS, algorithm_word, flag
 from tfpolicies.cli.values import above_zero, count, json_object, not_among, opset, port, positive
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.registers import import_installed, installed, told
@@ -379,7 +379,12 @@ def _serve(parser: _Parser) -> None:
 
 
 def _tuned(parser: _Parser) -> None:
-    parser.add_argument("--algo", choices=algorithm_names(), help="of this algorithm alone")
+    parser.add_argument(
+        "--algo",
+        type=algorithm_word,
+        choices=algorithm_names(),
+        help="of this algorithm alone",
+    )
     parser.add_argument("--env", default="", metavar="PART", help="where ENV has this in its name")
 
 

@@ -74,15 +74,32 @@ def _word(
 _goal = functools.partial(_word, goal=True)
 
 
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        from tfpolicies.config.idioms import rate_hint
+
+        raise argparse.ArgumentTypeError(
+            f"must be a number{rate_hint(text)}, got {text!r:.200}"
+        ) from None
+
+
 def is_own(algo: str) -> bool:
     """Whether this means a class of the user's."""
     return ":" in algo
 
 
 def algorithm_word(text: str) -> str:
-    """Returns the argument of `--algo`: the name of an algorithm, or `module:Class`."""
-    if _is_algorithm(text):
-        return text
+    """Returns the argument of `--algo`: the name of an algorithm, or `module:Class`.
+
+    >>> algorithm_word("sac")
+    'SAC'
+    """
+    names = {name.lower(): name for name in algorithm_names()}
+    name = text if text in names.values() else names.get(text.lower(), text)
+    if _is_algorithm(name):
+        return name
     raise argparse.ArgumentTypeError(
         f"{not_among(text, algorithm_names())} Or name a class of yours, as module:Class"
     )
@@ -139,7 +156,7 @@ class TrainSettings:
     num_envs: int | None = _word(
         WHAT, "environments stepped together", setting="num_envs_per_worker", type=positive
     )
-    lr: float | None = _word(WHAT, "step size of the optimizer", setting="lr", type=float)
+    lr: float | None = _word(WHAT, "step size of the optimizer", setting="lr", type=_rate)
     set: tuple[str, ...] = _word(
         WHAT,
         "any other setting, such as clip_param=0.1 or model.fcnet_hiddens=[64,64]; repeatable",

@@ -97,10 +97,10 @@ ported.register(f"{__name__}.attributes")
 
 
 def __getattr__(name: str) -> Any:
-    from tfpolicies.compat.rllib_names import ELSEWHERE  # which has the names of this module
+    from tfpolicies.compat.rllib_names import INSTEAD
 
-    if name in ELSEWHERE:  # an AttributeError would lose its text in `from ... import`
-        raise ImportError(f"{__name__} has no {name}. Use {ELSEWHERE[name]}: see docs/porting.md.")
+    if name in INSTEAD:  # an AttributeError would lose its text in `from ... import`
+        raise ImportError(f"{__name__} has no {name}. {INSTEAD[name]} See docs/porting.md.")
     return lazily(name, _HOMES, globals())
 
 

@@ -56,9 +56,12 @@ class TaskSettableEnv(gym.Env):
 def PettingZooEnv(env: Any) -> MultiAgentEnv:
     """Returns an environment of PettingZoo, turn-based or parallel, as a `MultiAgentEnv`.
 
-    `config.environment` takes environments of PettingZoo as they are, too.
+    Observations keep their names: those of classic games are `{"observation": ..., "action_mask":
+    ...}`, and a custom model reads the mask. `config.environment` also takes environments of
+    PettingZoo themselves; then every policy masks its actions.
     """
-    return pettingzoo_env(env)
+    made: Any = pettingzoo_env(env)
+    return type(made)(made.env, renames=False)
 
 
 ParallelPettingZooEnv = PettingZooEnv

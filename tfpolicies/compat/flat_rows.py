@@ -73,7 +73,7 @@ def shown(batch: SampleBatch, space: gym.Space) -> Iterator[None]:
     if not isinstance(space, gym.spaces.Dict) or not all(isinstance(key, str) for key in space):
         yield
         return
-    own: dict[str, Any] = {name: batch[name] for name in ("obs", "new_obs") if name in batch}
+    own = {x: batch[x] for x in ("obs", "new_obs") if isinstance(batch.get(x), Mapping)}
     for name, obs in own.items():
         dict.__setitem__(batch, name, RowDict(space, obs))
     yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -91,8 +90,7 @@ def build_tf_policy(
     if optimizer_fn is not None:
         members["optimizer"] = lambda self: optimizer_fn(self, self.config)
     if extra_action_out_fn is not None:
-        members["extra_action_out_fn"] = _action_out(extra_action_out_fn)
-        members["model"] = property(_model_of, doc=TFPolicy.model.__doc__)
+        members["extra_action_out_fn"] = _method("extra_action_out_fn", extra_action_out_fn)
     if make_model is not None:
         members["make_model"] = _model_maker(make_model)
     members["__init__"] = _constructor(before_init, before_loss_init, after_init)
@@ -131,23 +129,6 @@ def _postprocessing(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(self, sample_batch, other_agent_batches, episode)
 
     return postprocess_trajectory
-
-
-def _action_out(function: Callable[..., Any]) -> Callable[..., Any]:
-    def extra_action_out_fn(self: Any) -> dict[str, Any]:
-        dist_inputs, values = self.dist_inputs, self.values
-        acted = SimpleNamespace(value_function=lambda: values, last_output=lambda: dist_inputs)
-        self.__dict__["_acted"] = acted  # what ported functions ask a policy's model for
-        found = dict(function(self))
-        found.pop("vf_preds", None)  # every policy that estimates values gives them
-        return found
-
-    return extra_action_out_fn
-
-
-def _model_of(policy: Any) -> Any:
-    """Returns the model of a policy; where acting is traced, what is known of it there."""
-    return policy.__dict__.get("_acted") or TFPolicy.model.__get__(policy)
 
 
 def _model_maker(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tfpolicies import ported
-from tfpolicies.compat.rllib_names import ELSEWHERE, MODULES, PLACES, section_for
+from tfpolicies.compat.rllib_names import INSTEAD, MODULES, PLACES, section_for
 from tfpolicies.errors import UsageError
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
@@ -26,6 +26,7 @@ from tfpolicies.system.regular_files import read_regular
 SUMMARY = "change the imports of scripts that were written for RLlib"
 _HOOK = "tfpolicies.compat"
 _FOREIGN = ("ray.rllib", "ray.tune.registry")  # of these nothing should stay
+_AIR = "ray.air"  # of which newer Rays have less and less
 _MENTIONED = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
 
 
@@ -48,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the words of the command."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a Python script")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit status 1 if a file would change"
+        "--check",
+        action="store_true",
+        help="write nothing; exit status 1 if a file would change, or a name cannot be ported",
     )
     parser.add_argument("--diff", action="store_true", help="write nothing; show what would change")
 
@@ -74,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}:{line}: {what} stays: {advice}")
     verb = "would change" if args.check or args.diff else "changed"
     print(f"{verb.capitalize()}: {len(changed)} of {len(new)}.")
-    return int(args.check and bool(changed))
+    stay = [remark for _, remarks in new.values() for remark in remarks]
+    return int(args.check and bool(changed or stay))
 
 
 def port(source: bytes, name: str = "the script") -> Ported:
@@ -273,7 +277,7 @@ class _Script:
         """Yields what of RLlib stays, in imports and elsewhere."""
         for node in self.imports:
             for alias, old in zip(node.names, _imported(node), strict=True):
-                if old.full.startswith(_FOREIGN):
+                if old.full.startswith(_FOREIGN) or _AIR in (old.module, old.full):
                     yield from (Remark(alias.lineno, *told) for told in self.left(old))
         inner = {id(node.value) for node in self.attributes}
         for found in self.nodes:
@@ -296,8 +300,7 @@ def _advice(old: _Import) -> str:
     """Returns what to do about an import that stays."""
     if old.name == "*" or not old.bound:
         return f"write `from {old.module} import NAME`, and port it again"
-    instead = f"use {ELSEWHERE[old.name]}; " if old.name in ELSEWHERE else ""
-    return instead + _see(old.full)
+    return f"{INSTEAD.get(old.name, '')} {_see(old.full)}".strip()
 
 
 class _NoImports(ast.NodeTransformer):

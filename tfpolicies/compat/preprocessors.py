@@ -17,9 +17,9 @@ from gymnasium import spaces
 
 from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import SpaceError
-from tfpolicies.models.preprocessing import encode
+from tfpolicies.models.preprocessed import preprocess
 from tfpolicies.models.settings import model_settings
-from tfpolicies.models.spaces import batch_leaves, flat_size, is_choice, leaves
+from tfpolicies.models.spaces import batch_leaves, flat_size, leaves
 
 
 class Preprocessor(abc.ABC):
@@ -112,10 +112,7 @@ class _FlatteningPreprocessor(Preprocessor):
         return preprocessed_space(space)
 
     def _encoded(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        pairs = zip(self._leaves, arrays, strict=True)
-        parts = [np.asarray(encode(leaf, x)) if is_choice(leaf.space) else x for leaf, x in pairs]
-        rows = [part.reshape(len(part), -1) for part in parts]
-        return np.concatenate(rows, axis=1, dtype=np.float32)
+        return preprocess(self._leaves, arrays)
 
 
 class OneHotPreprocessor(_FlatteningPreprocessor):

@@ -28,8 +28,37 @@ class TFOperation(keras.Operation):
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the function gives, by form and dtype."""
-        args, kwargs = keras.tree.map_structure(_dense, (args, kwargs))
-        return super().compute_output_spec(*args, **kwargs)
+        dense = keras.tree.map_structure(_dense, (args, kwargs))
+        spec = super().compute_output_spec(*dense[0], **dense[1])
+        if isinstance(spec, keras.KerasTensor) and None in spec.shape[1:]:
+            one, other = (self._shape_for(args, kwargs, size) for size in (2, 3))
+            if None not in (one, other):
+                shape = [n if n == m else None for n, m in zip(one, other, strict=True)]
+                spec = keras.KerasTensor(shape, spec.dtype)
+        return spec
+
+    def _shape_for(self, args: Any, kwargs: Any, size: int) -> Any:
+        """Returns the shape of the result where axes of unknown length have a given one.
+
+        So numbers such as `tf.shape(x)[0]` are known, which are results of the model themselves.
+        """
+        parts = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
+        inputs = {id(x): x for part in parts for x in keras.utils.get_source_inputs(part)}
+        before = keras.Function([*inputs.values()], parts)
+
+        def call(*arrays: Any) -> Any:
+            values = iter(before([*arrays]))
+            given = keras.tree.map_structure(
+                lambda x: next(values) if isinstance(x, keras.KerasTensor) else x, (args, kwargs)
+            )
+            return self.function(*given[0], **given[1])
+
+        specs = [
+            tf.TensorSpec([size if n is None else n for n in x.shape], x.dtype)
+            for x in inputs.values()
+        ]
+        result = tf.function(call).get_concrete_function(*specs)
+        return result.output_shapes.as_list() if result.output_shapes.rank is not None else None
 
 
 def _dense(given: Any) -> Any:

@@ -70,7 +70,7 @@ class DefaultCallbacks:
         """Is called before an update; what it writes to `result` becomes `custom_metrics`."""
 
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
-        """Is called with the result of each training iteration."""
+        """Called with the result of each training iteration; what it returns stops nothing."""
 
     def on_evaluate_start(self, *, algorithm: Any) -> None:
         """Is called before an evaluation."""
@@ -151,9 +151,9 @@ def _calling_all(
     """Returns a class whose methods call those of its parts; it has those that a kind overrides."""
 
     def calls_all(name: str) -> Any:
-        def method(self: Any, **arguments: Any) -> None:
-            for part in self.parts:
-                getattr(part, name)(**arguments)
+        def method(self: Any, **arguments: Any) -> Any:
+            results = [getattr(part, name)(**arguments) for part in self.parts]
+            return False if any(result is False for result in results) else None
 
         return method
 

@@ -1,65 +1,60 @@
-"""What other libraries call things, and what to write here: for messages alone."""
+"""Answers to names of other libraries, for messages: most are rows of `porting_tables.md`."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from tfpolicies.config.porting_tables import (
+    KERAS,
+    SB3,
+    SB3_SETTINGS,
+    as_plain_text,
+    codes,
+    read_table,
+)
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_ENVS = "rollouts(num_envs_per_worker=...)"
 _EXPLORATION = "exploration(exploration_config={'type': 'EpsilonGreedy', ...})"
-_BATCH = "training(sgd_minibatch_size=...) for PPO, training(train_batch_size=...) for others"
-_UPDATES = "training(training_intensity=...), the rows trained per row sampled"
 
 SETTINGS: Mapping[str, str] = {
+    "action_noise": "exploration(exploration_config={'type': 'GaussianNoise', 'stddev': 0.1, "
+    "'final_scale': 1.0}); 'OrnsteinUhlenbeckNoise' is a type, too",
     "activation_fn": "training(model={'fcnet_activation': 'relu'})",
-    "batch_size": _BATCH,
-    "buffer_size": "training(replay_buffer_config={'capacity': ...})",
-    "clip_range": "training(clip_param=...)",
     "clip_range_vf": "training(vf_clip_param=...), which bounds the squared error of the value; "
     "float('inf') is None there",
     "device": "resources(num_gpus=1)",
-    "ent_coef": "training(entropy_coeff=...)",
     "epochs": "training(num_sgd_iter=...)",
     "eval_freq": "evaluation(evaluation_interval=...), in iterations",
     "exploration_final_eps": _EXPLORATION,
     "exploration_fraction": _EXPLORATION,
     "exploration_initial_eps": _EXPLORATION,
-    "gae_lambda": "training(lambda_=...)",
-    "gradient_steps": _UPDATES,
-    "learning_rate": "training(lr=...)",
-    "learning_starts": "training(num_steps_sampled_before_learning_starts=...)",
-    "max_grad_norm": "training(grad_clip=...)",
-    "n_envs": _ENVS,
-    "n_epochs": "training(num_sgd_iter=...)",
+    "gradient_steps": "training(training_intensity=...), the rows trained per row sampled",
     "n_eval_episodes": "evaluation(evaluation_duration=...)",
     "n_steps": "training(train_batch_size=n_steps * environments); each environment then does "
     "n_steps steps, since rollout_fragment_length is 'auto'",
     "net_arch": "training(model={'fcnet_hiddens': [64, 64]})",
     "norm_obs": "rollouts(observation_filter='MeanStdFilter')",
     "norm_reward": "rollouts(reward_filter='ReturnStdFilter')",
-    "num_envs": _ENVS,
+    "num_envs": "rollouts(num_envs_per_worker=...)",
     "policy_kwargs": "training(model={'fcnet_hiddens': [64, 64], ...})",
     "target_kl": "training(kl_target=...), the target of a penalty (kl_coeff) that adapts; no "
     "update stops early",
-    "target_update_interval": "training(target_network_update_freq=...)",
     "tensorboard_log": "algorithm.learn(total_timesteps, run_dir='runs/mine'): the folder holds "
     "TensorBoard events",
     "total_timesteps": "an argument of `algorithm.learn(total_timesteps)`",
-    "train_freq": "rollouts(rollout_fragment_length=...)",
     "use_sde": "not offered: each step has noise of its own",
     "verbose": "debugging(log_level='INFO')",
-    "vf_coef": "training(vf_loss_coeff=...)",
 }
-"""Settings of Stable-Baselines3, Keras and others, by name."""
+"""Settings of Stable-Baselines3, Keras and others that take more words than a row has."""
 
 LEARN_ARGUMENTS: Mapping[str, str] = {
     "callback": "callbacks=[f]; f(algorithm, result) ends training by returning False",
@@ -83,49 +78,80 @@ EVALUATE_ARGUMENTS: Mapping[str, str] = {
 """Arguments of what evaluates in Stable-Baselines3 and others, by name."""
 
 METHODS: Mapping[str, str] = {
-    "compile": "Give the learning rate and the optimizer to the config: `config.training(lr=...)`.",
-    "fit": "Call `algorithm.learn(total_timesteps)`.",
     "get_env": "Workers have the environments: `algorithm.workers.foreach_env(f)`.",
-    "load": "Use `from_checkpoint(folder)`.",
     "load_weights": "Use `policy.import_model_from_h5(file)`.",
     "logdir": "An algorithm writes where you say: `learn(..., run_dir=...)` or `save(folder)`.",
     "num_timesteps": "Read `timesteps_total` in what `train()` returns.",
     "policy": "Use `get_policy()`.",
-    "predict": "Use `get_policy().predict(obs)`.",
     "save_weights": "Use `policy.to_keras().save_weights(file)`.",
     "set_env": "Give the environment to the config: `config.environment(env)`.",
 }
-"""Methods of algorithms and policies there."""
-
-KERAS_CALLBACKS: Mapping[str, str] = {
-    "EarlyStopping": "Give a function f(algorithm, result) that returns False to end training.",
-    "LearningRateScheduler": "Give config.training(lr=f), with f a function of environment steps.",
-    "ModelCheckpoint": "learn(..., run_dir=..., keep_best=True) keeps checkpoints.",
-    "ReduceLROnPlateau": "Give a function f(algorithm, result) that calls "
-    "algorithm.get_policy().set_hyper('lr', ...).",
-    "TensorBoard": "learn(..., run_dir=...) writes TensorBoard events into the run folder.",
-}
-"""Callbacks of `keras.Model.fit`, by the name of their class."""
+"""Methods of algorithms and policies there that have no row."""
 
 
-def setting_hint(name: str) -> str:
-    """Returns what to write for a setting of another library; empty if it is none.
+def setting_answer(name: str, methods: Mapping[str, str]) -> str:
+    """Returns how a setting of another library is given to a config; "" if there is no answer.
 
-    >>> setting_hint("learning_rate"), setting_hint("lr")
+    Args:
+        name: of the setting.
+        methods: those of the config, by the name of the setting that they take.
+
+    >>> setting_answer("ent_coef", {"initial_alpha": "training"})
+    'training(initial_alpha=...)'
+    """
+    if name in SETTINGS:
+        return SETTINGS[name]
+    for code in _settings().get(name, ()):
+        setting = code.partition("=")[0]
+        if setting in methods:
+            return f"{methods[setting]}({code if '...' in code else f'{setting}=...'})"
+    return ""
+
+
+@functools.cache
+def _settings() -> dict[str, list[str]]:
+    """Returns what rows say of each setting of Stable-Baselines3, for one algorithm and others."""
+    result: dict[str, list[str]] = {}
+    for row in (row for header in SB3_SETTINGS for row in read_table(header)):
+        for code, here in zip(row.names, codes(row.here), strict=False):
+            result.setdefault(code.partition("=")[0], []).append(here.replace('"', "'"))
+    return result
+
+
+@functools.cache
+def _methods() -> dict[str, str]:
+    """Returns what to do in place of each method of a model there: `model.fit(...)`, and so on."""
+    result = dict(METHODS)
+    for row in (row for header in (SB3, KERAS) for row in read_table(header)):
+        for code, here in zip(row.names, codes(row.here), strict=False):
+            if found := re.match(r"\w+\.(\w+)\(", code):
+                result.setdefault(found[1], f"Use `{here}`.")
+    return result
+
+
+def setting_hint(name: str, methods: Mapping[str, str]) -> str:
+    """Returns what to write for a setting of another library; "" if there is no answer.
+
+    Args:
+        name: of the setting.
+        methods: as `setting_answer` takes them.
+
+    >>> setting_hint("learning_rate", {"lr": "training"}), setting_hint("lr", {})
     (' Here it is training(lr=...).', '')
     """
     if name in MODEL_DEFAULTS:
         return f" It is a setting of the model: model={{{name!r}: ...}}, --set model.{name}=... ."
-    return f" Here it is {SETTINGS[name]}." if name in SETTINGS else ""
+    answer = setting_answer(name, methods)
+    return answer and f" Here it is {answer}."
 
 
 def answering(
-    answers: Mapping[str, str], advice: str = ""
+    answer: Callable[[Any, str], str], advice: str = ""
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Makes a method that is given keywords of another library say what to write instead.
 
     Args:
-        answers: what to write, by keyword.
+        answer: returns what to write, "" if that is unknown, for the object and a keyword.
         advice: what the message ends with; `{0}` is the class of the object.
     """
 
@@ -138,11 +164,11 @@ def answering(
             if unknown:
                 owner = type(args[0]).__name__
                 called = owner if method.__name__ == "__init__" else f"{owner}.{method.__name__}"
-                known = [name for name in unknown if name in answers]
-                told = [f" Here {name!r} is {answers[name]}." for name in known]
+                hints = [(name, answer(args[0], name)) for name in unknown]
+                lines = [f" Here {name!r} is {text}." for name, text in hints if text]
                 raise TypeError(
                     f"{called}() got unexpected keywords: {', '.join(unknown)}."
-                    f"{''.join(told)}{advice.format(owner)}"
+                    f"{''.join(lines)}{advice.format(owner)}"
                 )
             return method(*args, **kwargs)
 
@@ -153,10 +179,9 @@ def answering(
 
 def missing_attribute(owner: Any, name: str) -> str:
     """Returns the message of an `AttributeError` about a method of another library, or any name."""
-    hint = METHODS.get(name)
-    return f"{type(owner).__name__!r} object has no attribute {name!r}" + (
-        "" if hint is None else f". {hint}"
-    )
+    kind = f"type object {owner.__name__!r}" if isinstance(owner, type) else ""
+    hint = f". {_methods()[name]}" if name in _methods() else ""
+    return f"{kind or f'{type(owner).__name__!r} object'} has no attribute {name!r}{hint}"
 
 
 def positional_config(algorithm: str, given: Any) -> str:
@@ -168,17 +193,21 @@ def positional_config(algorithm: str, given: Any) -> str:
     )
 
 
-def keras_callback_hint(given: Any) -> str:
-    """Returns what to write for a callback of Keras; empty if it is none.
+def callback_hint(given: Any) -> str:
+    """Returns what to write for a callback of Keras or Stable-Baselines3; "" for other objects.
 
-    >>> class EarlyStopping:
+    >>> class TensorBoard:
     ...     __module__ = "keras.callbacks"
-    >>> keras_callback_hint(EarlyStopping())
-    ' Give a function f(algorithm, result) that returns False to end training.'
+    >>> callback_hint(TensorBoard())
+    ' Use learn(..., run_dir=...); events are in the run folder.'
     """
+    rows = {code.partition("(")[0]: row for row in read_table(KERAS) for code in row.names}
     for kind in type(given).__mro__:
-        if kind.__module__.partition(".")[0] == "keras" and kind.__name__ in KERAS_CALLBACKS:
-            return f" {KERAS_CALLBACKS[kind.__name__]}"
+        package = kind.__module__.partition(".")[0]
+        if package == "keras" and kind.__name__ in rows:
+            return f" Use {as_plain_text(rows[kind.__name__].here)}."
+        if package == "stable_baselines3":
+            return " Write a function f(algorithm, result) that returns False to end training."
     return ""
 
 
@@ -198,6 +227,21 @@ def optimizer_settings(given: Any) -> str | None:
     else:
         rate = float(f"{rate:.7g}")  # which Keras keeps as a float32
     return f"lr={rate!r}, optimizer={ {'type': kind.__name__.lower(), **changed}!r}"
+
+
+def rate_hint(lr: Any) -> str:
+    """Returns what to write for a learning rate of another form; "" if there is no answer.
+
+    >>> rate_hint("lin_1e-3")
+    ' (one that falls to 0 is training(lr_schedule=[[0, 0.001], [total_timesteps, 0.0]]))'
+    """
+    if isinstance(lr, list | tuple):
+        return " ([[step, rate], ...] goes into lr_schedule)"
+    if isinstance(lr, str) and (found := re.fullmatch(r"lin_(\d[\d.]*(?:e-?\d+)?)", lr)):
+        rate = float(found[1])
+        schedule = f"[[0, {rate!r}], [total_timesteps, 0.0]]"
+        return f" (one that falls to 0 is training(lr_schedule={schedule}))"
+    return ""
 
 
 def described_schedule(lr: Any) -> Any:

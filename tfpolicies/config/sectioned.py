@@ -144,7 +144,7 @@ class SectionedConfig:
         names += [known for known, constant in CONSTANTS.items() if constant.method in homes]
         known = self._meant(name)
         home = CONSTANTS[known].method if known in CONSTANTS else self._homes.get(known)
-        answer = f" It is a setting of `{home}()`." if home else setting_hint(name)
+        answer = f" It is a setting of `{home}()`." if home else setting_hint(name, self._homes)
         if not answer:
             answer = f"{near_matches(name, [*names, *ALIASES])} It takes {', '.join(names)}."
         return f"{called}() got an unexpected keyword {name!r}.{answer}"
@@ -235,7 +235,7 @@ class SectionedConfig:
         """Returns near matches of a name that is no setting; those that are not it themselves."""
         known = [*self._homes, *CONSTANTS]
         known += [alias for alias, meant in ALIASES.items() if meant in known]
-        hint = setting_hint(str(name)) or near_matches(str(name), known)
+        hint = setting_hint(str(name), self._homes) or near_matches(str(name), known)
         if not hint and self.algo_class is None:
             return " What only some algorithms have is set in their own config, such as PPOConfig."
         return hint

@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.config.idioms import described_schedule, optimizer_settings
+from tfpolicies.config.idioms import described_schedule, optimizer_settings, rate_hint
 from tfpolicies.config.setting import Merge, Section, check, setting
 from tfpolicies.connectors import ActionConnector, AgentConnector, restore
 from tfpolicies.errors import ConfigError
@@ -164,7 +164,7 @@ def _changes(rate: Any) -> bool:
 _RATE = Rule(
     lambda x: _changes(x) or AMOUNT.holds(x),
     "a number >= 0, a function of environment steps or a Keras LearningRateSchedule",
-    lambda x: " ([[step, rate], ...] goes into lr_schedule)" * isinstance(x, list | tuple),
+    rate_hint,
 )
 _LIMIT = Rule(POSITIVE.or_none().holds, "None or > 0")
 _NORM = one_of("global_norm", "norm", "value")

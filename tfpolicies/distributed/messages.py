@@ -256,8 +256,17 @@ def add_policy(
 def remove_policy(worker: RolloutWorker, policy_id: str, roster: Roster) -> None:
     """Removes a policy, if it is there."""
     if policy_id in worker.policy_map:
-        worker.remove_policy(policy_id=policy_id)
+        worker.drop_policy(policy_id)
     set_roster(worker, roster)
+
+
+def require_unmapped(worker: RolloutWorker, policy_id: str, policy_mapping_fn: Any) -> None:
+    """Checks that no agent of a worker is mapped to a policy, by a function or by the present one.
+
+    Raises:
+        UsageError: if one is.
+    """
+    worker.require_unmapped(policy_id, policy_mapping_fn)
 
 
 def begin_episodes(worker: RolloutWorker) -> None:
@@ -295,7 +304,7 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
             are running.
     """
     for policy_id in set(worker.policy_map) - set(alignment.states):
-        worker.remove_policy(policy_id=policy_id)
+        worker.drop_policy(policy_id)
     worker.set_state({"policy_states": alignment.states, "global_vars": alignment.global_vars})
     set_roster(worker, alignment.roster)
     if episodes is None:

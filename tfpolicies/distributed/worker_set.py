@@ -359,14 +359,29 @@ class WorkerSet:
 
         Raises:
             UnknownPolicyError: if there is none of this id; nothing is changed then.
+            UsageError: if the mapping function gives it to an agent; likewise.
         """
         self._require_sendable(kwargs)
+        self.require_unmapped(policy_id, kwargs.get("policy_mapping_fn"))
         self._local.remove_policy(policy_id=policy_id, **kwargs)
         self._sent.pop(policy_id, None)
         self._followed.pop(policy_id, None)
         if self._remotes is not None:
             roster = messages.roster_of(self._local)
             self._remotes.call(messages.remove_policy, policy_id, roster)
+
+    def require_unmapped(self, policy_id: str, policy_mapping_fn: Any = None) -> None:
+        """Checks in all workers that no agent is mapped to a policy; see `RolloutWorker`.
+
+        Raises:
+            ConfigError: for a function that cannot be sent to remote workers.
+            UsageError: if one is.
+        """
+        self._require_sendable({"policy_mapping_fn": policy_mapping_fn})
+        call = functools.partial(
+            messages.require_unmapped, policy_id=policy_id, policy_mapping_fn=policy_mapping_fn
+        )
+        self.foreach_worker(call)
 
     def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.

@@ -123,15 +123,16 @@ class _PettingZoo(MultiAgentEnv):
 
     Args:
         env: the PettingZoo environment.
+        renames: whether observations with masks get the names that policies read masks from.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any, *, renames: bool = True) -> None:
         self.env = env
         self.metadata = env.metadata
         self.render_mode = getattr(env, "render_mode", None)
         agents = list(env.possible_agents)
         self._agent_ids = set(agents)
-        self._masked = {agent for agent in agents if _has_mask(env.observation_space(agent))}
+        self._masked = {a for a in agents if renames and _has_mask(env.observation_space(a))}
         self.observation_space = spaces.Dict(
             [(agent, self._translated(agent, env.observation_space(agent))) for agent in agents]
         )

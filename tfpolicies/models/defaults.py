@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfpolicies.errors import near_matches
 from tfpolicies.models.registry import MODELS
 from tfpolicies.rules import BOOL, COUNT, DICT, FINITE, Rule, is_count
 
@@ -48,9 +49,23 @@ ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation
 _ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
 _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
 _STEPS = Rule(lambda x: is_count(x, 0) and x <= _MOST_STEPS, f"an integer from 0 to {_MOST_STEPS}")
+
+
+def _model_hint(custom_model: Any) -> str:
+    if not isinstance(custom_model, str):
+        return ""
+    near = near_matches(custom_model, MODELS).lstrip()
+    return (
+        " (names belong to the process: register this one first, here and wherever it is restored, "
+        "by ModelCatalog.register_custom_model(name, Class) or "
+        f"tfpolicies.models.registry.register_model(name, factory){near and f'. {near}'})"
+    )
+
+
 _MODEL = Rule(
     lambda x: x is None or callable(x) or MODELS.find(x) is not None,
     "None, a keras.Model, a factory or the name of a registered model",
+    _model_hint,
 )
 _DISTRIBUTION = Rule(
     lambda x: x is None or isinstance(x, str | type),

@@ -1,4 +1,4 @@
-"""Observations that came through one of RLlib's preprocessors, turned back; NumPy only."""
+"""Observations as RLlib's preprocessors make them, and turned back; NumPy only."""
 
 from __future__ import annotations
 
@@ -18,6 +18,46 @@ from tfpolicies.models.spaces import (
 )
 
 
+def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns leaves `[B, *leaf.shape]` as float32 rows `[B, F]`: choices one-hot, pixels to 255.
+
+    >>> from gymnasium import spaces
+    >>> from tfpolicies.models.spaces import leaves
+    >>> space = spaces.Dict(at=spaces.Discrete(3, start=1), speed=spaces.Box(-9, 9, (1,)))
+    >>> preprocess(leaves(space), [np.array([1, 3]), np.array([[5.0], [6.0]])]).tolist()
+    [[1.0, 0.0, 0.0, 5.0], [0.0, 0.0, 1.0, 6.0]]
+    """
+    parts = []
+    for leaf, array in zip(space_leaves, arrays, strict=True):
+        space: Any = leaf.space
+        if not is_choice(space):
+            parts.append(array.reshape(len(array), -1))
+            continue
+        counted = (array - space.start).reshape(len(array), -1)
+        sizes = cell_sizes(space)
+        parts += [np.eye(n, dtype=np.float32)[counted[:, i]] for i, n in enumerate(sizes)]
+    return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def preprocess_batch(space_leaves: Sequence[Leaf], obs_batch: Any) -> Any:
+    """Returns a batch of observations as rows `[B, F]`; one that has this form as it is.
+
+    A Box or MultiBinary that is not nested has no such form, and stays as it is.
+
+    Raises:
+        ObservationError: if the observations do not fit the leaves.
+    """
+    if not _has_rows(space_leaves):
+        return obs_batch
+    if isinstance(obs_batch, np.ndarray) and flat_rows(space_leaves, obs_batch) is not None:
+        return obs_batch
+    return preprocess(space_leaves, batch_leaves(space_leaves, obs_batch, "obs_batch"))
+
+
+def _has_rows(space_leaves: Sequence[Leaf]) -> bool:
+    return bool(space_leaves[0].path) or is_choice(space_leaves[0].space)
+
+
 def turned_back(
     space_leaves: Sequence[Leaf], obs_batch: Any, error: ObservationError
 ) -> list[np.ndarray]:
@@ -34,9 +74,7 @@ def turned_back(
     Raises:
         ObservationError: `error` if these are no such rows; or if a choice is not one-hot.
     """
-    first = space_leaves[0]
-    has_form = bool(first.path) or is_choice(first.space)
-    rows = flat_rows(space_leaves, obs_batch) if has_form else None
+    rows = flat_rows(space_leaves, obs_batch) if _has_rows(space_leaves) else None
     if rows is None:
         raise error
     parts = _columns(rows, [flat_size(leaf) for leaf in space_leaves])

@@ -37,7 +37,8 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, (_, rule) in SETTINGS.items():
         if not rule.holds(settings[key]):
             value = show_value(settings[key])
-            raise ModelSettingError(f"model[{key!r}] must be {rule.words}, got {value}.")
+            words = f"{rule.words}{rule.hint(settings[key])}"
+            raise ModelSettingError(f"model[{key!r}] must be {words}, got {value}.")
     _check_together(settings)
     return settings
 

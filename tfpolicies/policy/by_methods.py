@@ -140,7 +140,7 @@ class ActingByMethods(parts.Acting):
         """
         policy = self._policy
         ports = leaf_ports("actions", found := action_leaves(policy.action_space))
-        batch = nest(policy.observation_space, policy.learning.seen(obs))
+        batch = policy._as_given(nest(policy.observation_space, policy.learning.seen(obs)))
         asked: dict[str, Any] = {"obs": batch}
         arrays = iter(seen)
         for view in self.given if seen else ():

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies import ported
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
 from tfpolicies.models.distributions import ActionDistribution
@@ -126,11 +127,14 @@ class PolicyKind(Policy):
             optimizer.apply_gradients(grads)
 
     def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
-        """Returns further outputs of acting, `[N, ...]` each, by name; none by default.
+        """Returns further outputs of acting, `[N, ...]` each, by name.
 
-        `self.dist_inputs` `[N, n]` and `self.values` `[N]` (or None) are those of the same call.
+        `self.dist_inputs` `[N, n]` and `self.values` `[N]` (or None) are those of the same call, as
+        are `self.model.last_output()` and `self.model.value_function()`. By default these are the
+        values, `vf_preds`, which are an output of every class that estimates them.
         """
-        return {}
+        values = vars(self).get("values")
+        return {} if values is None else {SampleBatch.VF_PREDS: values}
 
     def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
         """Returns what `learn_on_batch` gives beside statistics, by name.

@@ -33,7 +33,15 @@ from tfpolicies.connectors.pipelines import (
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
 from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
+from tfpolicies.models.preprocessed import preprocess_batch
+from tfpolicies.models.spaces import (
+    action_leaves,
+    batch_leaves,
+    leaves,
+    nest,
+    space_key,
+    space_struct,
+)
 from tfpolicies.policy import by_methods, parts
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.policy_views import PolicyViews
@@ -66,6 +74,9 @@ class Policy(metaclass=ported.AskedByPorted):
         config: settings, as a dict or an `AlgorithmConfig`.
 
     Attributes:
+        flat_observations: of a class, whether its own methods are given observations as RLlib's
+            are: float32 rows `[B, F]`, the parts of a nested space one after the other and choices
+            one-hot. Boxes stay as they are. `TFPolicy` does not look at it.
         global_timestep: rows acted on, or what `on_global_var_update` said last.
         num_grad_updates: updates done.
         agent_connectors: what is done to observations and rewards before the policy; None without,
@@ -86,6 +97,7 @@ class Policy(metaclass=ported.AskedByPorted):
     1
     """
 
+    flat_observations: ClassVar[bool] = False
     global_timestep: int = 0
     num_grad_updates: int = 0
     acting: parts.Acting
@@ -210,7 +222,13 @@ class Policy(metaclass=ported.AskedByPorted):
             given["views"] = views
         if not self._asked.takes_all:
             given = {name: x for name, x in given.items() if name in self._asked.names}
-        return self.compute_actions(input_dict["obs"], memory, **given, **kwargs)
+        return self.compute_actions(self._as_given(input_dict["obs"]), memory, **given, **kwargs)
+
+    def _as_given(self, obs_batch: Any) -> Any:
+        """Returns observations in the form that methods of the class are given."""
+        if not self.flat_observations:
+            return obs_batch
+        return preprocess_batch(leaves(self.observation_space), obs_batch)
 
     def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what `compute_actions` is to be given of an input dict as its `views`."""

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
-from tfpolicies.program.acting_view import ActingView
+from tfpolicies.program.acting_view import ActedModel, ActingView
 from tfpolicies.program.devices import CPU, gathered, learner_device, placed
 from tfpolicies.program.frozen_values import warn_of_frozen_draws, warn_of_frozen_numbers
 from tfpolicies.program.networks import (
@@ -164,9 +165,12 @@ class ProgramFunctions:
         values = acting.values() if spec.with_value else None
         extras: dict[str, tf.Tensor] = {}
         if spec.policy_class._overrides("extra_action_out_fn"):
-            view.__dict__.update(dist_inputs=chosen.dist_inputs, values=values)
-            found = view.extra_action_out_fn()
-            extras = {name: tf.convert_to_tensor(x) for name, x in found.items()}
+            model = ActedModel(spec.policy_class.__name__, chosen.dist_inputs, values)
+            view.__dict__.update(dist_inputs=chosen.dist_inputs, values=values, _loss_model=model)
+            result = {**view.extra_action_out_fn()}
+            if values is not None:
+                result.pop(SampleBatch.VF_PREDS, None)  # an output in any case
+            extras = {name: tf.convert_to_tensor(x) for name, x in result.items()}
         logp, states = chosen.logp, chosen.states
         prob = tf.exp(logp)
         return ActOutputs(

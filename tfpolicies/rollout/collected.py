@@ -60,8 +60,8 @@ class Collected:
         views = policy.acting.given
         batch = SampleBatch(
             {
-                "obs": nest(space, self.obs),
-                "new_obs": nest(space, self.new_obs),
+                "obs": policy._as_given(nest(space, self.obs)),
+                "new_obs": policy._as_given(nest(space, self.new_obs)),
                 **nested_columns(dict(self.columns), self.actions, action_space, views),
                 **self.views,
             }

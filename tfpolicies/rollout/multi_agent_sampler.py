@@ -102,6 +102,11 @@ class MultiAgentSampler(Sampler):
     def _running_ids(self) -> list[int]:
         return [copy.episode.episode_id for copy in self._copies]
 
+    @property
+    def running_episodes(self) -> list[MultiAgentEpisode]:
+        """The episodes that have begun."""
+        return [copy.episode for copy in self._copies]
+
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
         count = self.envs.num_envs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -476,8 +477,49 @@ class RolloutWorker(ParallelIteration):
 
         Raises:
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
+            UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
-        self.roster.remove(policy_id, policy_mapping_fn, policies_to_train)
+        self.require_unmapped(policy_id, policy_mapping_fn)
+        self.drop_policy(policy_id, policy_mapping_fn, policies_to_train)
+
+    def require_unmapped(self, policy_id: str, policy_mapping_fn: MappingFn | None = None) -> None:
+        """Checks that the mapping function gives a policy to none of the agents.
+
+        The function is called for each agent that the environment names, with running episodes or
+        with None. Where it raises an error nothing is known.
+
+        Args:
+            policy_id: of the policy.
+            policy_mapping_fn: the function; None for the one there is.
+
+        Raises:
+            ConfigError: if it is not a function.
+            UsageError: if it gives the policy to an agent.
+        """
+        require_mapping_fn(policy_mapping_fn)
+        mapping = policy_mapping_fn or self.policy_mapping_fn
+        if policy_id not in self.policy_map or self.env is None:
+            return
+        agents = sorted(getattr(self.env, "get_agent_ids", set)(), key=str)
+        episodes = getattr(self.sampler, "running_episodes", None) or [None]
+        for agent, episode in itertools.product(agents, episodes):
+            try:
+                is_mapped = mapping(agent, episode, worker=self) == policy_id
+            except Exception:
+                continue
+            if is_mapped:
+                name = getattr(mapping, "__qualname__", repr(mapping))
+                raise UsageError(
+                    f"Policy {policy_id!r} cannot be removed: policy_mapping_fn ({name:.200}) "
+                    f"gives it to agent {agent!r}. Give another mapping in the same call, "
+                    f"remove_policy({policy_id!r}, policy_mapping_fn=...)."
+                )
+
+    def drop_policy(
+        self, policy_id: str, policy_mapping_fn: MappingFn | None = None, to_train: Any = None
+    ) -> None:
+        """Removes a policy without a look at the mapping, which the caller sets."""
+        self.roster.remove(policy_id, policy_mapping_fn, to_train)
         self.global_vars["num_grad_updates_per_policy"].pop(policy_id, None)
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None = None) -> None:

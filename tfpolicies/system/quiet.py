@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -13,22 +14,43 @@ from collections.abc import Iterable, Iterator
 
 from tfpolicies.system.backend import require_tensorflow_backend
 
-_held_lock = threading.RLock()  # the descriptor is the process's: one thread at a time
+_NATIVE_LOG = re.compile(
+    rb"[IWEF]\d{4} |WARNING: All log messages before absl|To enable the follow"
+)
+_hold_lock = threading.Lock()  # the descriptor is the process's
+_hold = contextlib.ExitStack()  # ends it, for all threads that are inside
+_holders: list[bool] = []  # of each block that has ended meanwhile, whether it failed
+_num_inside = 0
 
 
 @contextlib.contextmanager
 def native_stderr_held_back() -> Iterator[None]:
-    """Holds back what native code writes to the process's standard error while entered.
+    """Holds back what native code logs to the process's standard error while entered.
 
-    If the block fails, what was held back is written after all. Where standard error is closed,
-    there is nothing to hold back. A thread waits until no other is inside.
+    Other lines are written afterwards; all are if a block failed. Several threads may be inside,
+    and lines are written when the last one leaves. Where standard error is closed, there is nothing
+    to hold back.
     """
-    with _held_lock, _held_back():
+    global _num_inside
+    with _hold_lock:
+        if not _num_inside:
+            _hold.enter_context(_redirected_stderr())
+        _num_inside += 1
+    failed = True
+    try:
         yield
+        failed = False
+    finally:
+        with _hold_lock:
+            _num_inside -= 1
+            _holders.append(failed)
+            if not _num_inside:
+                _hold.close()
+                _holders.clear()
 
 
 @contextlib.contextmanager
-def _held_back() -> Iterator[None]:
+def _redirected_stderr() -> Iterator[None]:
     if sys.stderr is not None:
         sys.stderr.flush()
     try:
@@ -40,14 +62,14 @@ def _held_back() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except Exception:
-            os.dup2(kept, 2)
-            held.seek(0)
-            os.write(2, held.read())
-            raise
         finally:
+            if sys.stderr is not None:
+                sys.stderr.flush()
             os.dup2(kept, 2)
             os.close(kept)
+            held.seek(0)
+            lines = [line for line in held if any(_holders) or not _NATIVE_LOG.match(line)]
+            os.write(2, b"".join(lines))
 
 
 def load_tensorflow() -> None:
@@ -74,7 +96,8 @@ def quiet_conversion() -> Iterator[None]:
     """Keeps what TensorFlow and tf2onnx say while they convert off the user's terminal.
 
     Afterwards logging, warning filters and environment variables are as they were, whatever the
-    libraries did to them. Errors are raised as ever. Several threads may be inside.
+    libraries did to them. Errors are raised as ever. Several threads may be inside; see
+    `native_stderr_held_back`.
     """
     with _hush_lock:
         if not _hushed:
@@ -88,7 +111,8 @@ def quiet_conversion() -> Iterator[None]:
         else:
             _hushed.append(_hushed[0])
     try:
-        yield
+        with native_stderr_held_back():
+            yield
     finally:
         with _hush_lock:
             entered = _hushed.pop()

@@ -1,0 +1,77 @@
+"""Reads the tables of `docs/porting.md`: names of other libraries, and what to write here.
+
+They are in one file, `porting_tables.md`. The guide has copies of them, and the command
+`tfpolicies port`, the names that configs take and messages go by its rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+from typing import NamedTuple
+
+RLLIB = "| RLlib | here | what differs |"
+LATER_SETTINGS = "| later name | here |"
+SB3_SETTINGS = (
+    "| `stable_baselines3.PPO` | here | relation |",
+    "| `stable_baselines3.DQN` | here | relation |",
+    "| `stable_baselines3.SAC`, `TD3`, `DDPG` | here | relation |",
+)
+SB3 = "| SB3 | here |"
+KERAS = "| Keras | here |"
+
+_TABLE = re.compile(r"^(\|.*)\n(?:\|.*\n)*", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    """A row of a table."""
+
+    names: list[str]  # each code of its first cell
+    here: str  # its second cell
+    differs: str  # its last cell; that is `here` where there are two
+
+
+@functools.cache
+def _blocks() -> dict[str, str]:
+    """Returns the text of each table, by its first line."""
+    text = resources.files(__package__).joinpath("porting_tables.md").read_text("utf-8")
+    return {found[1]: found[0] for found in _TABLE.finditer(text)}
+
+
+@functools.cache
+def read_table(header: str) -> list[Row]:
+    """Returns the rows of a table, without the titles of its parts.
+
+    Args:
+        header: its first line.
+
+    >>> read_table(LATER_SETTINGS)[0]
+    Row(names=['num_env_runners'], here='`num_rollout_workers`', differs='`num_rollout_workers`')
+    """
+    lines = [line for line in _blocks()[header].splitlines()[2:] if not line.startswith("| **")]
+    rows = [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
+    return [Row(codes(row[0]), row[1], row[-1]) for row in rows]
+
+
+def update_tables(page: str) -> str:
+    """Returns a page whose tables are those of the file that begin with the same line."""
+    return _TABLE.sub(lambda found: _blocks().get(found[1], found[0]), page)
+
+
+def codes(cell: str) -> list[str]:
+    """Returns what is written as code in a cell.
+
+    >>> codes("`tau` or `lr=x`")
+    ['tau', 'lr=x']
+    """
+    return re.findall(r"`([^`]*)`", cell)
+
+
+def as_plain_text(cell: str) -> str:
+    """Returns a cell without marks of Markdown.
+
+    >>> as_plain_text("Set `lr`: [Schedules](#schedules).")
+    'Set lr: "Schedules".'
+    """
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r'"\1"', cell).replace("`", "")
