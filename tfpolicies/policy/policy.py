@@ -33,7 +33,14 @@ from tfpolicies.connectors.pipelines import (
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
 from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
+from tfpolicies.models.spaces import (
+    action_leaves,
+    batch_leaves,
+    describe_space,
+    nest,
+    space_key,
+    space_struct,
+)
 from tfpolicies.policy import by_methods, parts
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.policy_views import PolicyViews
@@ -810,4 +817,6 @@ class Policy(metaclass=ported.AskedByPorted):
         )
 
     def __repr__(self) -> str:
-        return type(self).__name__
+        """Returns the class and the spaces: `PPOTF2Policy(Box((4,), float32), Discrete(2))`."""
+        spaces = (getattr(self, f"{of}_space", None) for of in ("observation", "action"))
+        return f"{type(self).__name__}({', '.join(map(describe_space, spaces))})"

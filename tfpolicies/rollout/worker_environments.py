@@ -28,6 +28,7 @@ from tfpolicies.envs.making import (
     require_alone,
 )
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.registry import env_name
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
@@ -163,7 +164,7 @@ def check_environment(worker: Any) -> None:
             if _may_be_checked(env):
                 check_env(env, steps=_STEPS, action_mask_key=worker.config.action_mask_key)
         except UnlikeSpaceError as error:
-            logger.warning("%s %s", error, _FOUND)
+            logger.warning("Environment %r: %s %s", env_name(worker.config.env), error, _FOUND)
         except EnvError as error:
             raise EnvError(f"{error} {_FOUND}") from error
         finally:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
 
 from tfpolicies.system.backend import require_tensorflow_backend
 
@@ -28,7 +30,22 @@ def native_stderr_held_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held_back() -> Iterator[None]:
+def native_stderr_without(pattern: bytes) -> Iterator[None]:
+    """Leaves out lines that match from what is written to standard error while entered.
+
+    The others are written when the block ends, and all lines if it fails. A thread waits until no
+    other is inside.
+
+    Args:
+        pattern: a regular expression; a line that it is found in is left out.
+    """
+    is_left_out = re.compile(pattern).search
+    with _held_lock, _held_back(is_left_out):
+        yield
+
+
+@contextlib.contextmanager
+def _held_back(is_left_out: Callable[[bytes], Any] = lambda line: True) -> Iterator[None]:
     if sys.stderr is not None:
         sys.stderr.flush()
     try:
@@ -41,13 +58,24 @@ def _held_back() -> Iterator[None]:
         try:
             yield
         except Exception:
-            os.dup2(kept, 2)
-            held.seek(0)
-            os.write(2, held.read())
+            _write_held(held, kept)
             raise
+        else:
+            _write_held(held, kept, is_left_out)
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+def _write_held(
+    held: BinaryIO, descriptor: int, is_left_out: Callable[[bytes], Any] = lambda line: False
+) -> None:
+    """Writes the lines that were held back and are not left out."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    held.seek(0)
+    with contextlib.suppress(OSError):  # a reader may have gone
+        os.write(descriptor, b"".join(line for line in held if not is_left_out(line)))
 
 
 def load_tensorflow() -> None:
