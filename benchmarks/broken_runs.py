@@ -4,8 +4,8 @@ Each broken run differs from a sound one in one thing. It is right if the first 
 thing; a sound run is right if there is no warning at all. The cause of a warning is told by a few
 words that only it has (`WORDS`).
 
-Run: `python -m benchmarks.broken_runs`. Exits with 1 if fewer than ten of the twelve broken runs are
-right, or not all sound ones.
+Run: `python -m benchmarks.broken_runs`. Exits with 1 if more than two of the twelve broken runs, or
+any sound one, are not right.
 """
 
 from __future__ import annotations
@@ -17,24 +17,21 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import probe
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control import PendulumEnv
+from rich.console import Console
+from rich.table import Table
 
-probe.hush()
-
-import gymnasium as gym  # noqa: E402
-import numpy as np  # noqa: E402
-from gymnasium import spaces  # noqa: E402
-from gymnasium.envs.classic_control import PendulumEnv  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from tfpolicies import DQNConfig, PPOConfig, SACConfig  # noqa: E402
-from tfpolicies.algorithms.tuned import tuned_settings  # noqa: E402
+from tfpolicies import DQNConfig, PPOConfig, SACConfig
+from tfpolicies.algorithms.tuned import tuned_settings
 
 WORDS = {
     "horizon": "an action brings later does not count",
     "small rate": "so it hardly learns",
     "large steps": "far over kl_target",
+    "large rate": "far over the usual",
     "entropy bonus": "the entropy bonus",
     "observations": "observations are of size",
     "values explode": "the value function explodes",
@@ -44,7 +41,7 @@ WORDS = {
     "value errors clipped": "is above vf_clip_param",
     "few updates": "There is one update per",
 }
-LEAST_RIGHT = 10  # of the broken runs
+MOST_WRONG = 2  # of the twelve broken runs
 
 
 class Squares(gym.Env):
@@ -86,7 +83,7 @@ def _endless(_: Any) -> gym.Env:
 
 
 def _scaled(_: Any) -> gym.Env:
-    return Scaled(gym.make("CartPole-v1"))
+    return Scaled(gym.make("Pendulum-v1"))
 
 
 def _costly(_: Any) -> gym.Env:
@@ -130,10 +127,10 @@ RUNS = {
     "PPO CartPole, entropy_coeff=5": Run(
         lambda: _ppo("CartPole-v1", entropy_coeff=5.0), 20_000, "entropy bonus"
     ),
-    "PPO CartPole, observations x 1e5": Run(lambda: _ppo(_scaled), 20_000, "observations"),
-    "DQN CartPole, lr=0.3": Run(
-        lambda: _dqn(lr=0.3, target_network_update_freq=1), 8_000, "values explode"
+    "PPO Pendulum, observations x 1e5": Run(
+        lambda: _tuned(PPOConfig(), "Pendulum-v1").environment(_scaled), 40_000, "observations"
     ),
+    "DQN CartPole, lr=0.3": Run(lambda: _dqn(lr=0.3), 6_000, "large rate"),
     "PPO Pendulum, rewards x 1e4": Run(
         lambda: _ppo(_costly, vf_clip_param=float("inf")), 40_000, "value errors large"
     ),
@@ -224,8 +221,7 @@ def main() -> int:
     broken, sound = right[False], right[True]
     print(f"{sum(broken)} of {len(broken)} broken runs have the true cause in their first warning;")
     print(f"{sum(sound)} of {len(sound)} sound runs have no warning.")
-    missed = len(broken) - sum(broken)
-    return int(missed > 12 - LEAST_RIGHT or not all(sound))
+    return int(len(broken) - sum(broken) > MOST_WRONG or not all(sound))
 
 
 if __name__ == "__main__":

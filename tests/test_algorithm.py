@@ -148,6 +148,7 @@ def test_results_have_these_keys_and_no_others(unit):
         *COUNTERS,
         *WORKERS,
         "sampler_results",
+        "recent_returns",
         "info",
         "counters",
         "timers",

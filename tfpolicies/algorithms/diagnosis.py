@@ -32,7 +32,9 @@ _ENOUGH_EPISODES = 20  # episodes that have ended before a symptom is reported
 _MOST_ROWS = 0.5  # share of the rows of a batch that counts as most of them
 _FAR = 10  # times the target that a KL divergence is far over it
 _NEAR_0 = 1e-3  # of the target of the KL divergence
-_LEAST_RATE = 1e-6  # learning rates below it change no network in a run of usual length
+_SMALL_RATE = 1e-5  # of learning: from here on other causes keep a policy as it is
+_LARGE_RATE = 0.03  # of Adam, above which networks hardly learn
+_SMALLEST_RATE = 1e-6  # below it no network changes in a run of usual length
 _LITTLE = 0.01  # of the largest entropy of discrete actions
 _NEARLY_ALL = 0.95  # of the largest entropy of discrete actions
 _NARROW = 0.01  # standard deviation of a continuous action, in units of the policy
@@ -227,7 +229,7 @@ def _check_ends(sampled: Sampled) -> str | None:
 
 def _check_returns(sampled: Sampled) -> str | None:
     returns = {
-        (episode.episode_reward, *sorted(episode.agent_rewards.values()))
+        (episode.episode_reward, frozenset(episode.agent_rewards.items()))
         for episode in sampled.episodes
     }
     if len(returns) != 1:
@@ -236,7 +238,7 @@ def _check_returns(sampled: Sampled) -> str | None:
         _SAME_RETURNS, sampled.config.metrics_num_episodes_for_smoothing
     ):
         return _MAY_HOLD
-    ((value, *_),) = returns
+    ((value, _),) = returns
     return (
         f"{_environment(sampled)}: the return was {value:g} in each of the last "
         f"{len(sampled.episodes)} episodes, so no action is better than another and there is "
@@ -316,9 +318,12 @@ def _check_entropy_bonus(trained: Trained) -> str | None:
 
 def _check_small_rate(trained: Trained) -> str | None:
     kl, target = trained.number("kl"), trained.setting("kl_target")
-    if kl < _NEAR_0 * target:
-        shown = f"an iteration changes the policy by a KL divergence of {kl:.2g}, nearly 0"
-    elif math.isnan(kl) and max(trained.learning_rates().values(), default=1) < _LEAST_RATE:
+    highest = max(trained.learning_rates().values(), default=math.nan)
+    if kl < _NEAR_0 * target and highest < _SMALL_RATE:
+        shown = (
+            f"an iteration changes the policy by a KL divergence of {max(kl, 0.0):.2g}, nearly 0"
+        )
+    elif math.isnan(kl) and highest < _SMALLEST_RATE:
         shown = "the learning rate is nearly 0"
     else:
         return None
@@ -327,6 +332,11 @@ def _check_small_rate(trained: Trained) -> str | None:
 
 def _check_large_steps(trained: Trained) -> str | None:
     kl, target = trained.number("kl"), trained.setting("kl_target")
+    if math.isnan(kl) and max(trained.learning_rates().values(), default=math.nan) > _LARGE_RATE:
+        return (
+            "the learning rate is far over the usual 1e-4 to 1e-3, so each update undoes what was "
+            f"learned before. Lower {_get_rates(trained)}."
+        )
     if not (kl > _FAR * target and trained.number("cur_kl_coeff") > 0):
         return None
     return (
@@ -434,7 +444,7 @@ _CHECKS: dict[str, Check] = {
     "training": Check(_check_training, is_wiring=True),
     "ends": Check(_check_ends, 1, is_wiring=True),
     "intensity": Check(_check_intensity, is_wiring=True),
-    "returns": Check(_check_returns, 1),
+    "returns": Check(_check_returns, 1, is_symptom=True),
     "observations": Check(_check_observations),
     "horizon": Check(_check_horizon),
     "entropy bonus": Check(_check_entropy_bonus),

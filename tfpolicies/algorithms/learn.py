@@ -54,7 +54,7 @@ class Learned(NamedTuple):
         words = [f"ended by {self.ended_by}"]
         if self.result:
             words.insert(0, f"{self.result['timesteps_total']:,} steps")
-            mean = self.result["recent_returns"]["mean"]
+            mean = self.result.get("recent_returns", {}).get("mean", math.nan)
             ended = "no episode has ended" if math.isnan(mean) else f"mean return {mean:.4g}"
             words.insert(1, ended)
         if self.run_dir is not None:

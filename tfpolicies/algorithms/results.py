@@ -95,7 +95,10 @@ class Results:
             learner: the learner's results by policy id.
             workers: whose episodes are asked for.
         """
-        summary = self._summary(workers.get_metrics())
+        fresh = workers.get_metrics()
+        window = self._add_episodes(fresh)
+        kept = self._config.keep_per_episode_custom_metrics
+        summary = summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
         seconds = time.perf_counter() - self._began
         self._time_total += seconds
         counters, unit, (sampled, trained) = self.counters, self.unit, self._steps_of_iteration()
@@ -105,6 +108,7 @@ class Results:
         return {
             **summary,
             "sampler_results": summary,
+            "recent_returns": summarize_recent_returns(window, self._recent_steps()),
             "info": {"learner": learner, **counters},
             **counters,
             "counters": dict(counters),
@@ -145,16 +149,14 @@ class Results:
             "perf": {} if self._machine is None else self._machine.read(),
         }
 
-    def _summary(self, fresh: list[RolloutMetrics]) -> dict[str, Any]:
+    def _add_episodes(self, fresh: list[RolloutMetrics]) -> list[RolloutMetrics]:
+        """Keeps finished episodes, and returns those that the iteration is summarized over."""
         self.episodes.extend(fresh)
         self._episodes_total += len(fresh)
         if self.first_returns is not None:
             missing = max(0, _FIRST_EPISODES - len(self.first_returns))
             self.first_returns += [float(episode.episode_reward) for episode in fresh[:missing]]
-        window = [*self.episodes] if len(fresh) < len(self.episodes) else fresh
-        kept = self._config.keep_per_episode_custom_metrics
-        summary = summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
-        return {**summary, "recent_returns": summarize_recent_returns(window, self._recent_steps())}
+        return [*self.episodes] if len(fresh) < len(self.episodes) else fresh
 
     def _recent_steps(self) -> int:
         """Returns how many environment steps the episodes together have that count as recent."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NAME = "tensorflow"
-_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_LEVEL, _QUIET = "TF_CPP_MIN_LOG_LEVEL", "3"
 _START_LINES = (
     rb"^(WARNING: All log messages before absl::|To enable the following instructions: |"
     rb"[IWE]\d{4} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] )"
@@ -68,12 +68,14 @@ class _QuietLoader:
         module.__loader__ = module.__spec__.loader = self._loader
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        if _LEVEL in os.environ:
+        level = os.environ.get(_LEVEL)
+        if level not in (None, _QUIET):
             self._loader.exec_module(module)
             return
-        os.environ[_LEVEL] = "3"
+        os.environ[_LEVEL] = _QUIET
         try:
             with native_stderr_without(_START_LINES):
                 self._loader.exec_module(module)
         finally:
-            os.environ.pop(_LEVEL, None)
+            if level is None:
+                os.environ.pop(_LEVEL, None)
