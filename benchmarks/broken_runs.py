@@ -36,7 +36,7 @@ WORDS = {
     "observations": "observations are of size",
     "values explode": "the value function explodes",
     "value errors large": "values are wrong by",
-    "same returns": "no action is better than another",
+    "same returns": "nothing tells good actions from bad ones",
     "no end": "no episode has ended",
     "value errors clipped": "is above vf_clip_param",
     "few updates": "There is one update per",
