@@ -241,8 +241,8 @@ def _check_returns(sampled: Sampled) -> str | None:
     ((value, _),) = returns
     return (
         f"{_environment(sampled)}: the return was {value:g} in each of the last "
-        f"{len(sampled.episodes)} episodes, so nothing tells good actions from bad ones, and nothing "
-        "can be learned. Give rewards on the way to the goal, or explore more "
+        f"{len(sampled.episodes)} episodes, so nothing tells good actions from bad ones. "
+        "Give rewards on the way to the goal, or explore more "
         "(entropy_coeff, exploration_config)."
     )
 

@@ -47,7 +47,7 @@ class _TensorFlowFinder:
             spec = importlib.util.find_spec(name)
         finally:
             self._searches = False
-        if hasattr(spec and spec.loader, "exec_module"):
+        if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _QuietLoader(self, spec.loader)
         return spec
 
