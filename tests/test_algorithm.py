@@ -1,9 +1,11 @@
 """The training loop: results, counters, repeatability, learning, acting and memory."""
 
 import gc
+import json
 import math
 import time
 import tracemalloc
+import types
 from pathlib import Path
 
 import gymnasium as gym
@@ -25,11 +27,13 @@ from tfpolicies import (
     PolicySpec,
     PPOConfig,
 )
+from tfpolicies.algorithms.results import Results
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.columns import BatchReader
 from tfpolicies.program.update_forms import Form
 from tfpolicies.reporting.machine import MachineLoad
+from tfpolicies.rollout.episode import RolloutMetrics
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -50,6 +54,54 @@ def tiny(env=SeededEnv, kind=PPOConfig):
     if kind is PPOConfig:
         config.training(sgd_minibatch_size=16, num_sgd_iter=2)
     return config
+
+
+@pytest.mark.core
+def test_an_algorithm_is_shown_by_its_class_environment_and_iteration():
+    algorithm = tiny("CartPole-v1").build()
+    algorithm.train()
+    assert repr(algorithm) == "PPO(env='CartPole-v1', iteration=1)"
+    assert repr(object.__new__(PPO)) == "PPO(iteration=0)"
+
+
+@pytest.mark.core
+def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoints():
+    results = Results(tiny().build().config)
+
+    class Workers:
+        fresh = []
+
+        def get_metrics(self):
+            return self.fresh
+
+        def __getattr__(self, name):
+            return lambda: types.SimpleNamespace(get_node_ip=lambda: "")
+
+    def iterate(returns, length=200):
+        results.begin()
+        Workers.fresh = [RolloutMetrics(length, value) for value in returns]
+        results.counters["num_env_steps_sampled"] += length * len(returns)
+        return results.result(1, {}, Workers())["recent_returns"]
+
+    few = iterate([-1200.0] * 3)
+    assert few == {**few, "mean": -1200.0, "std": 0.0, "episodes": 3, "env_steps": 600}
+    for _ in range(8):
+        iterate([-1200.0] * 5)
+    last = iterate([-150.0] * 5)  # the run has 48 episodes of 200 steps
+    assert last["episodes"] == 9  # of the last fifth of 9,600 steps
+    assert last["min"] == -1200.0
+    assert last["mean"] == np.mean([-1200.0] * 4 + [-150.0] * 5)
+    for _ in range(60):
+        late = iterate([-150.0] * 5)
+    assert (late["episodes"], late["env_steps"], late["mean"]) == (50, 10_000, -150.0)
+    assert iterate([-100.0] * 80)["episodes"] == 80  # all of a long iteration
+    assert iterate([-100.0] * 2, length=30_000)["episodes"] == 5
+    again = Results(results._config)
+    again.set_progress(json.loads(json.dumps(results.progress(9))))
+    assert again.first_returns == [-1200.0] * 20
+    old = {name: x for name, x in results.progress(9).items() if name != "first_returns"}
+    again.set_progress(old)
+    assert again.first_returns is None
 
 
 # -- results ----------------------------------------------------------------------------------
@@ -148,6 +200,7 @@ def test_results_have_these_keys_and_no_others(unit):
         *COUNTERS,
         *WORKERS,
         "sampler_results",
+        "recent_returns",
         "info",
         "counters",
         "timers",

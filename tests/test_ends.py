@@ -438,8 +438,8 @@ def test_standard_files_that_are_closed_stay_nothing(tmp_path: Path) -> None:
 import os, sys
 os.closerange(0, 3)
 sys.stdin = sys.stdout = sys.stderr = None
-from tfpolicies.system.quiet import native_stderr_held_back
-with native_stderr_held_back():
+from tfpolicies.system.quiet import native_stderr_without
+with native_stderr_without():
     pass
 from tfpolicies.cli import main
 sys.argv[1:] = ["--help"]

@@ -369,7 +369,7 @@ def test_an_evaluation_without_a_timeout_reports_a_long_episode(monkeypatch, cap
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         assert len(play_episodes(zero_policy(), envs, Goal(1, True))) == 1
     (told,) = caplog.messages
-    assert "episode of environment 0 has not ended after 50 steps, and evaluation waits" in told
+    assert "Environment 0: an episode has not ended after 50 steps, and evaluation waits" in told
     assert "max_episode_steps" in told
 
 

@@ -252,7 +252,9 @@ def test_the_client_plays_from_the_command_line_without_tensorflow(cartpole):
     assert report["loaded"] == []
     assert report["returns"][0] == len(np.load(folder / "episode.npz")["obs"])
     assert report["mean_return"] == np.mean(report["returns"])
-    assert f"mean return {report['mean_return']:.1f} over" in text
+    assert report["std_return"] == np.std(report["returns"])
+    figures = f"mean return {report['mean_return']:.1f} +- {report['std_return']:.1f} over"
+    assert figures in text
 
 
 def test_the_client_imports_neither_tensorflow_nor_keras_from_within_the_package():

@@ -279,12 +279,26 @@ def test_one_function_needs_no_list_and_may_lower_the_learning_rate() -> None:
     assert algorithm.get_policy().cur_lr == 0.0625
 
 
+def test_the_target_is_compared_with_recent_episodes_once_there_are_five() -> None:
+    seen = []
+
+    class Lagging(DefaultCallbacks):
+        def on_train_result(self, *, algorithm: Algorithm, result: dict[str, Any]) -> None:
+            result["episode_reward_mean"] = -424.0  # of the last 100 episodes
+            result["recent_returns"] = {"mean": -150.0, "episodes": 3 + algorithm.iteration}
+            seen.append(algorithm.iteration)
+
+    learned = build().learn(9 * BATCH, until=-150.0, progress=False, callbacks=[Lagging])
+    assert (learned.ended_by, seen) == ("target", [1, 2])
+
+
 def test_what_learning_gave_is_shown_in_one_line(tmp_path: Path) -> None:
     learned = build().learn(2 * BATCH, progress=False, run_dir=tmp_path)
-    mean = learned.result["episode_reward_mean"]
+    mean = learned.result["recent_returns"]["mean"]
     shown = f"Learned(64 steps, mean return {mean:.4g}, ended by steps, run_dir={str(tmp_path)!r})"
     assert repr(learned) == shown
-    endless = learned._replace(result={**learned.result, "episode_reward_mean": float("nan")})
+    recent = {"recent_returns": {"mean": float("nan")}}
+    endless = learned._replace(result={**learned.result, **recent})
     assert "no episode has ended" in repr(endless)
 
 
@@ -298,10 +312,10 @@ def test_callbacks_that_workers_would_call_are_refused() -> None:
             build().learn(BATCH, progress=False, callbacks=[given])
 
 
-@pytest.mark.parametrize("change", [{}, {"episode_reward_mean": None}])
+@pytest.mark.parametrize("change", [{}, {"recent_returns": None}])
 def test_a_run_whose_callback_takes_the_mean_return_away_goes_on(change: dict[str, Any]) -> None:
     def replace(algorithm: Algorithm, result: dict[str, Any]) -> None:
-        del result["episode_reward_mean"]
+        del result["recent_returns"]
         result.update(change)
 
     class Replacing(DefaultCallbacks):

@@ -606,7 +606,7 @@ def test_a_policy_written_by_hand_has_every_method():
     with pytest.raises(UsageError, match="Threshold has no weights to set; got 1"):
         policy.set_weights({"a": 1})
     policy.on_global_var_update({"timestep": 3})
-    assert repr(policy) == "Threshold"
+    assert repr(policy) == "Threshold(Box((3,), float32), Discrete(2))"
     assert policy.num_grad_updates == 0
 
 

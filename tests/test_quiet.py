@@ -14,7 +14,7 @@ import tensorflow as tf
 from tiny import OBS, make, rows_of
 
 from tfpolicies.errors import ExportError
-from tfpolicies.system.quiet import native_stderr_held_back, quiet_conversion
+from tfpolicies.system.quiet import native_stderr_without, quiet_conversion
 
 TOUCHED = ("", "absl", "keras", "onnx", "tensorflow", "tf2onnx", "tf2onnx.tfonnx", "mine")
 
@@ -162,13 +162,13 @@ def test_native_logs_are_held_back_and_other_lines_are_not(capfd):
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with native_stderr_held_back():
+        with native_stderr_without():
             inside.set()
             leave.wait(60)
             write_to_stderr("I0000 00:00:1.2 9 single_machine.cc:376] Starting new session", "mine")
 
     thread = threading.Thread(target=other)
-    with native_stderr_held_back():
+    with native_stderr_without():
         thread.start()
         assert inside.wait(60)
         write_to_stderr("W0000 00:00:1.2 9 devices.cc:67] Number of eligible GPUs", "Epoch 1")
@@ -182,7 +182,7 @@ def test_native_logs_are_held_back_and_other_lines_are_not(capfd):
 @pytest.mark.core
 def test_native_logs_of_a_block_that_fails_are_written(capfd):
     def fail():
-        with native_stderr_held_back():
+        with native_stderr_without():
             write_to_stderr("E0000 00:00:1.2 9 x.cc:1] The cause")
             raise ExportError("It is not possible.")
 
@@ -212,3 +212,55 @@ algorithm.stop()
         [sys.executable, "-c", script], env=shown, capture_output=True, text=True, check=True
     )
     assert done.stderr.partition("ADDING\n")[2] == ""
+
+
+# -- the start of TensorFlow -------------------------------------------------------------------
+
+SCRIPT = """
+import os, sys
+import tfpolicies
+print("before", file=sys.stderr)
+import tensorflow as tf
+tf.constant(1) + 1
+print(os.environ.get("TF_CPP_MIN_LOG_LEVEL"), tf.__spec__.loader is tf.__loader__)
+finders = [type(finder) for finder in sys.meta_path]
+print([finder for finder in finders if finder.__module__.startswith("tfpolicies.")])
+"""
+
+
+def run_script(script, level=None):
+    environ = {name: x for name, x in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environ |= {} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.core
+def test_tensorflow_starts_without_a_line_where_this_package_was_imported_first():
+    done = run_script(SCRIPT)
+    assert done.stderr == "before\n"
+    assert done.stdout == "None True\n[]\n"  # the environment and the finders are as they were
+
+
+def test_a_level_that_the_user_has_set_decides_what_tensorflow_prints():
+    done = run_script(SCRIPT, level="0")
+    assert "tensorflow" in done.stderr.lower()
+    assert done.stdout == "0 True\n[]\n"
+
+
+def test_lines_of_others_are_written_while_tensorflow_is_imported(capfd):
+    with native_stderr_without(rb"^I\d{4} "):
+        os.write(2, b"I0000 a line of TensorFlow\na line of another thread\n")
+    assert capfd.readouterr().err == "a line of another thread\n"
+    with contextlib.suppress(ZeroDivisionError), native_stderr_without(rb"^I\d{4} "):
+        os.write(2, b"I0000 why it failed\n")
+        raise ZeroDivisionError
+    assert capfd.readouterr().err == "I0000 why it failed\n"
+
+
+def test_looking_for_tensorflow_does_not_import_it_and_keeps_its_start_quiet():
+    look = "import importlib.util; assert importlib.util.find_spec('tensorflow')"
+    look += "; assert importlib.util.find_spec('no_such_package') is None"
+    look += "; assert 'tensorflow' not in sys.modules"
+    done = run_script(SCRIPT.replace('print("before"', f'{look}; print("before"'))
+    assert done.stderr == "before\n"

@@ -2,13 +2,16 @@
 
 import io
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import filmed
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from rich.console import Console
 from test_video import decoded
@@ -390,3 +393,32 @@ def test_the_command_records_while_it_trains(
     assert main(words) == 2
     assert "no render_mode" in capsys.readouterr().err
     assert len([*Path("runs").iterdir()]) == 1
+
+
+def test_a_picture_does_not_make_sdl_complain_about_a_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Loud(gym.Env):
+        observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+        metadata = {"render_modes": ["rgb_array"]}
+
+        def __init__(self, config: Any) -> None:
+            self.render_mode, self.is_open = "rgb_array", False
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action: int) -> Any:
+            return np.zeros(2, np.float32), 0.0, True, False, {}
+
+        def render(self) -> np.ndarray:
+            if not self.is_open:  # as SDL does
+                os.write(2, b"error: XDG_RUNTIME_DIR not set in the environment.\nmine\n")
+            self.is_open = True
+            return np.zeros((64, 64, 3), np.uint8)
+
+    policy = config(Loud).build().get_policy()
+    capfd.readouterr()
+    record_video(policy, tmp_path / "loud.gif")
+    assert capfd.readouterr().err == "mine\nmine\n"  # it is made twice

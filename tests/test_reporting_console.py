@@ -1,5 +1,6 @@
 import io
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -28,9 +29,9 @@ def test_without_a_terminal_there_is_one_line_per_ten_seconds_and_a_last_one() -
         for clock.now in (0.0, 4.0, 8.0, 12.0, 16.0):
             progress.update(2_000 + int(clock.now) * 1_000, 21.0 + clock.now, 1_000.0)
     assert output.getvalue().splitlines() == [
-        "2,000/100,000 steps | 1,000/s | return 21 of 475 | 1:38 left",
-        "14,000/100,000 steps | 1,000/s | return 33 of 475 | 1:26 left",
-        "18,000/100,000 steps | 1,000/s | return 37 of 475 | 1:22 left",
+        "2,000/100,000 steps | 1,000/s | return 21 of 475 | at most 1:38 left",
+        "14,000/100,000 steps | 1,000/s | return 33 of 475 | at most 1:26 left",
+        "18,000/100,000 steps | 1,000/s | return 37 of 475 | at most 1:22 left",
     ]
 
 
@@ -114,10 +115,16 @@ def test_a_summary_folds_long_paths_and_shows_brackets_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "mean_return", "percent"), [(100, 20.0, 10), (100, 60.0, 50), (None, 100.0, 100)]
+    ("target", "total", "mean_return", "percent"),
+    [
+        (100.0, 20, 20.0, 0),  # half of the steps, and nothing of the way to the return
+        (100.0, 20, 60.0, 50),
+        (100.0, None, 100.0, 100),
+        (None, 20, 60.0, 50),
+    ],
 )
-def test_the_bar_shows_the_way_to_the_nearer_end(
-    total: int | None, mean_return: float, percent: int
+def test_the_bar_shows_the_way_to_the_target_and_without_one_to_the_last_step(
+    target: float | None, total: int | None, mean_return: float, percent: int
 ) -> None:
     output = io.StringIO()
     console = Console(
@@ -127,9 +134,9 @@ def test_the_bar_shows_the_way_to_the_nearer_end(
         color_system=None,
         _environ={"TERM": "xterm-256color"},
     )
-    with TrainingProgress(total, 100.0, console) as progress:
+    with TrainingProgress(total, target, console) as progress:
         progress.update(5, 20.0, 10.0)
         progress.update(10, mean_return, 10.0)
     last = output.getvalue().split("\r")[-1].splitlines()[0]
-    bar = last[: last.index(" 10")]
+    bar = re.split(r" 10(?:/20)? steps", last)[0]
     assert 100 * bar.rstrip(" ").count("━") / len(bar) == pytest.approx(percent, abs=2.5)

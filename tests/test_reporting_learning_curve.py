@@ -51,6 +51,16 @@ def test_the_picture_shows_curve_target_and_evaluations(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["learning_curve.png"]
 
 
+def test_the_curve_shows_recent_episodes_where_rows_have_them(tmp_path: Path) -> None:
+    lagging, old = tmp_path / "lagging.png", tmp_path / "old.png"
+    means = {f"recent_returns/{name}": -150.0 for name in ("mean", "min", "max")}
+    draw_learning_curve(rows([-600.0, -424.0], **means), lagging, title="SAC", target=-150)
+    draw_learning_curve(rows([-150.0, -150.0], **means), old, title="SAC", target=-150)
+    assert lagging.read_bytes() == old.read_bytes()
+    draw_learning_curve(rows([-600.0, -424.0]), old, title="SAC", target=-150)
+    assert lagging.read_bytes() != old.read_bytes()
+
+
 def test_reaching_the_target_is_marked(tmp_path: Path) -> None:
     below, above = tmp_path / "below.png", tmp_path / "above.png"
     draw_learning_curve(rows([20.0, 470.0, 474.9]), below, title="PPO", target=475)

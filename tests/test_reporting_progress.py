@@ -35,6 +35,7 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
         "episode_reward_max": 60.0,
         "episode_len_mean": 21.5,
         "episodes_total": 280,
+        "recent_returns": {"mean": 23.0, "episodes": 7},
         "custom_metrics": {"coins_mean": 2.5, "coins": [2.0, 3.0]},
         "evaluation": {"episode_reward_mean": 30.0, "custom_metrics": {"coins_mean": 4}},
         "info": {
@@ -68,6 +69,8 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
         ("learner/p/entropy", 0.6),
         ("learner/p/grad/norm", 2.0),
         ("learner/p/kl", 0.01),
+        ("recent_returns/episodes", 7),
+        ("recent_returns/mean", 23.0),
     ]
 
 

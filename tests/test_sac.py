@@ -644,7 +644,9 @@ def test_bounds_that_are_very_far_apart_are_told_of_once(caplog, monkeypatch):
     for bound in (499.0, 1000.0, 2000.0):
         sac(actions=spaces.Box(-bound, bound, (2,)))
     (told,) = [x.getMessage() for x in caplog.records]
-    assert told.startswith("The bounds of dimension 0 of the action space are [-1000, 1000]")
+    assert told.startswith(
+        "Environment: the bounds of dimension 0 of its action space are [-1000, 1000]"
+    )
 
 
 @pytest.mark.parametrize(

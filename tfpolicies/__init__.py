@@ -8,6 +8,7 @@ from __future__ import annotations
 from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import exported_names
 from tfpolicies.lazy import lazily
+from tfpolicies.system.quiet_start import quiet_tensorflow_start
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ _HOMES = {
 }
 
 __all__ = [*_HOMES, "__version__"]
+
+quiet_tensorflow_start()
 
 
 def __getattr__(name: str) -> object:

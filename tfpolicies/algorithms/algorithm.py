@@ -19,7 +19,7 @@ import numpy as np
 from tfpolicies import ported
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredAlgorithm
-from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
+from tfpolicies.algorithms.diagnosis import Diagnosis, RowSizes, Sampled, Trained
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.algorithms.learn import Learned, as_count, learn
 from tfpolicies.algorithms.results import Results
@@ -42,6 +42,7 @@ from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.envs.registry import env_name
 from tfpolicies.errors import (
     ConfigError,
     NonFiniteError,
@@ -143,7 +144,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         self._warned_of_false = False  # as the result of a callback
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
-        self._diagnosis = Diagnosis()
+        self._diagnosis, self._row_sizes = Diagnosis(), RowSizes()
         self._last_evaluation: dict[str, Any] | None = None
         self.setup(config)
         self.warm_up()
@@ -157,6 +158,16 @@ class Algorithm(metaclass=_AnsweringMeta):
         def __getattr__(self, name: str) -> Any:
             message = missing_attribute(self, name)
             return ported.missing(self, name, message, ported.OF_ALGORITHMS)
+
+    def __repr__(self) -> str:
+        """Returns class, environment and iteration: `PPO(env='CartPole-v1', iteration=3)`."""
+        parts = []
+        if "config" in vars(self):  # the constructor may have failed before
+            parts.append(f"env={env_name(self.config.env)!r}")
+            if self.config.is_multi_agent():
+                parts.append(f"policies={sorted(self.config.policies)!r:.80}")
+        parts.append(f"iteration={vars(self).get('iteration', 0)}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def training_iteration(self) -> int:
@@ -369,6 +380,8 @@ class Algorithm(metaclass=_AnsweringMeta):
             policy = self.get_policy(policy_id)
             if not policy.holding.is_frozen:
                 self._require_served(policy_id, type(policy))
+        for policy_id, batch in trained.items():
+            self._row_sizes.measure(policy_id, batch)
         agent_steps = sum(batch.count for batch in trained.values())
         self._env_share = whole.env_steps() / max(1, agent_steps)
         self._results.spent("sample", started)
@@ -394,6 +407,9 @@ class Algorithm(metaclass=_AnsweringMeta):
 
         The result has `episode_reward_mean` and the like over the last
         `metrics_num_episodes_for_smoothing` episodes (NaN before the first one ended),
+        `recent_returns` with mean, std, min and max of the newest ones of these (those of the last
+        10,000 environment steps or of the iteration, whichever is longer, but at least 5 episodes;
+        early in a run, those of its last fifth),
         `timesteps_total`, `training_iteration`, `info` with the learner's statistics by policy,
         counters, timers in ms and, when due, `evaluation`. `load_time_ms` is what making the
         learner's columns of batches takes; copying them to a device is part of `learn_time_ms`.
@@ -407,6 +423,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         """
         self._require_running()
         self._results.begin()
+        self._row_sizes.begin()
         learner: dict[str, Any] = {}
         evaluation, interval = None, self.config.evaluation_interval
         due = interval is not None and (self.iteration + 1) % interval == 0
@@ -475,7 +492,8 @@ class Algorithm(metaclass=_AnsweringMeta):
             callbacks: functions `f(algorithm, result)`, called after each iteration, which end
                 training by returning False; and `DefaultCallbacks`, instances or classes, with
                 methods about training and evaluation.
-            until: mean return of the last training episodes at which training ends earlier.
+            until: mean return at which training ends earlier: that of recent training episodes,
+                `result["recent_returns"]["mean"]`, as soon as there are 5 of them.
             checkpoint_every: iterations between checkpoints.
             keep_checkpoints: how many of the newest checkpoints are kept: with 3, the folders
                 `checkpoints/iteration-000020` and so on of the last three, beside `latest`.
@@ -600,9 +618,16 @@ class Algorithm(metaclass=_AnsweringMeta):
         episodes, policies = [*self._results.episodes], self.worker.policy_map
         num_envs = self.workers.num_envs() * max(1, self.config.num_rollout_workers)
         self._diagnosis.look(
-            Sampled(result, self.config, episodes, num_envs),
+            Sampled(result, self.config, episodes, num_envs, self._results.first_returns),
             (
-                Trained(pid, each.get("learner_stats") or {}, of.config, of.action_space, result)
+                Trained(
+                    pid,
+                    each.get("learner_stats") or {},
+                    of.config,
+                    of.action_space,
+                    result,
+                    *self._row_sizes.of(pid),
+                )
                 for pid, each in learner.items()
                 for of in [policies.handle(pid)]
             ),

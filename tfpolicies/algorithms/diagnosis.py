@@ -1,8 +1,9 @@
-"""What is wrong with a run, in words: from the numbers that each iteration gives anyway.
+"""Warnings about a run that does not learn, from the numbers of its iterations.
 
-Each thing is said once in a run, with the number that shows it and the setting that changes it. It
-must hold in several iterations one after the other, so that the beginning of a run, or a single
-odd batch, says nothing.
+Checks are ranked, the likeliest cause first. Each of them is reported once in a run, with the
+number that shows it and the setting that changes it, after it has held in several iterations in a
+row. A symptom waits while a check of higher rank holds or may still turn out to hold: that explains
+it. A run whose returns have grown is learning, and only its wiring is checked.
 """
 
 from __future__ import annotations
@@ -14,89 +15,384 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 
+from tfpolicies.batch.leaves import iterate_leaves
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.envs.registry import env_name
 from tfpolicies.models.spaces import action_leaves, cell_sizes, is_float_box
 from tfpolicies.rollout.episode import RolloutMetrics
 
 logger = logging.getLogger("tfpolicies")
 
-_IN_A_ROW = 3  # iterations in which something holds before it is said
+_IN_A_ROW = 3  # iterations in which a cause holds before it is reported
+_SYMPTOM_IN_A_ROW = 5  # and a symptom, which some cause may explain that takes longer to show
+_ENOUGH_EPISODES = 20  # episodes that have ended before a symptom is reported
 _MOST_ROWS = 0.5  # share of the rows of a batch that counts as most of them
 _FAR = 10  # times the target that a KL divergence is far over it
+_NEAR_0 = 1e-3  # of the target of the KL divergence
+_SMALL_RATE = 1e-5  # of learning: from here on other causes keep a policy as it is
+_LARGE_RATE = 0.03  # of Adam, above which networks hardly learn
+_SMALLEST_RATE = 1e-6  # below it no network changes in a run of usual length
 _LITTLE = 0.01  # of the largest entropy of discrete actions
+_NEARLY_ALL = 0.95  # of the largest entropy of discrete actions
 _NARROW = 0.01  # standard deviation of a continuous action, in units of the policy
-_WITHOUT_REWARD = 100  # episodes without any reward that are worth a word
+_WIDE = 2.0  # in the same units; policies begin with 1
+_LARGE_BONUS = 10  # times the policy's objective that the entropy bonus drowns it
+_LARGE_OBS = 1e3  # observations of this size saturate networks
+_ROWS = 64  # of a batch, in which the size of observations is measured
+_LARGE_ERROR = 1e3  # of values, which networks do not learn to correct
+_EXPLAINED = 0.1  # share of the variance of returns; values that explain more are being learned
+_EXPLODED = 3  # times the largest possible return that no value can be
+_SAME_RETURNS = 100  # episodes with the same return that are worth a word
 _WITHOUT_END = 10_000  # steps of each environment in which no episode ended
 _STEPS_PER_UPDATE = 8  # with replay: so few updates hardly learn
 _START = "num_steps_sampled_before_learning_starts"
 
+_MAY_HOLD = ""
+"""Returned by a check that cannot tell yet whether it holds; symptoms wait for it."""
+
 
 class Trained(NamedTuple):
-    """What an iteration says of one policy."""
+    """The statistics of one policy after an iteration."""
 
     policy_id: str
     stats: Mapping[str, Any]  # `learner_stats`
     config: Mapping[str, Any]  # the policy's own
     action_space: gym.Space
     result: Mapping[str, Any]  # of the iteration
+    obs_size: float = math.nan  # of the observations that it was given, see `RowSizes`
+    reward_size: float = math.nan  # of the largest reward so far
 
     def number(self, name: str) -> float:
         """Returns a statistic; NaN, which no comparison holds for, if there is none."""
         value = self.stats.get(name)
         return float(value) if isinstance(value, int | float) else math.nan
 
+    def setting(self, name: str) -> float:
+        """Returns a setting that is a number; NaN if there is none."""
+        value = self.config.get(name)
+        return float(value) if isinstance(value, int | float) else math.nan
+
+    def learning_rates(self) -> dict[str, float]:
+        """Returns the rates in force by the names of their settings."""
+        names = [name for name in self.stats if name.startswith("cur_") and name.endswith("lr")]
+        return {name.removeprefix("cur_"): self.number(name) for name in names}
+
 
 class Sampled(NamedTuple):
-    """What an iteration says of the whole run."""
+    """The statistics of the whole run after an iteration."""
 
     result: Mapping[str, Any]
     config: AlgorithmConfig
     episodes: Sequence[RolloutMetrics]  # the last ones
     num_envs: int  # of all workers
+    first_returns: Sequence[float] | None = ()  # of the first episodes; None if they are not known
 
     def amount(self, name: str) -> int:
         """Returns what was sampled or trained in this iteration, in the unit of the run."""
         return int(self.result[f"num_{self.config.count_steps_by}_{name}_this_iter"])
 
+    def has_improved(self) -> bool:
+        """Whether recent returns are higher than the first ones, by one standard deviation."""
+        if self.first_returns is None:
+            return True
+        mean = self.result.get("recent_returns", {}).get("mean", math.nan)
+        if not self.first_returns:
+            return False
+        first, spread = float(np.mean(self.first_returns)), float(np.std(self.first_returns))
+        return bool(mean > first + max(spread, 1e-6 * abs(first)))
+
+
+class RowSizes:
+    """How large the observations and rewards are that policies learn from."""
+
+    def __init__(self) -> None:
+        self._obs: dict[str, float] = {}
+        self._rewards: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Begins an iteration."""
+        self._obs.clear()
+
+    def measure(self, policy_id: str, batch: SampleBatch) -> None:
+        """Measures the observations of the first batch of an iteration, and all rewards."""
+        if policy_id not in self._obs and SampleBatch.OBS in batch:
+            sizes = [_largest_component(leaf) for leaf in iterate_leaves(batch[SampleBatch.OBS])]
+            self._obs[policy_id] = max(sizes, default=math.nan)
+        rewards = batch.get(SampleBatch.REWARDS)
+        if rewards is not None and len(rewards):
+            largest = float(np.abs(rewards).max())
+            self._rewards[policy_id] = max(largest, self._rewards.get(policy_id, 0.0))
+
+    def of(self, policy_id: str) -> tuple[float, float]:
+        """Returns the sizes of a policy's observations and rewards; NaN where there are none."""
+        obs = self._obs.get(policy_id, math.nan)
+        return obs, self._rewards.get(policy_id, math.nan)
+
+
+def _largest_component(leaf: Any) -> float:
+    """Returns the root mean square, over some rows, of the largest component; 0 for bytes."""
+    rows = np.asarray(leaf)
+    if rows.ndim < 2 or rows.dtype.kind not in "fi" or not rows.size:
+        return 0.0
+    rows = rows[:: max(1, len(rows) // _ROWS)].astype(np.float64)
+    return float(np.sqrt(np.square(rows).mean(axis=0).max()))
+
+
+class Check(NamedTuple):
+    """One thing that may be wrong.
+
+    Attributes:
+        function: returns the warning if the thing is wrong, None if it is not, and `_MAY_HOLD`.
+        in_a_row: iterations that it must hold in.
+        is_symptom: whether any check of higher rank explains it.
+        is_wiring: whether it also concerns runs whose returns grow.
+    """
+
+    function: Callable[[Any], str | None]
+    in_a_row: int = _IN_A_ROW
+    is_symptom: bool = False
+    is_wiring: bool = False
+
 
 class Diagnosis:
-    """Says what is wrong with a run as soon as results show it."""
+    """Reports why a run does not learn, as soon as results show it."""
 
     def __init__(self) -> None:
         self._in_a_row: Counter[tuple[str, str]] = Counter()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def look(self, sampled: Sampled, trained: Iterable[Trained]) -> None:
-        """Looks at an iteration, and logs a warning for each new thing that is wrong.
+        """Checks an iteration, and logs a warning for each new cause of trouble.
 
         Args:
             sampled: the whole run.
             trained: the policies that learned in it.
         """
-        for name, (check_run, needed) in _OF_THE_RUN.items():
-            if name not in self._told:
-                self._meet(name, "", check_run(sampled), needed)
-        for one in trained:
-            for name, check_policy in _OF_A_POLICY.items():
-                if name not in self._told:
-                    self._meet(name, one.policy_id, check_policy(one), _IN_A_ROW)
+        improved = sampled.has_improved()
+        steps = sampled.result["num_env_steps_sampled"] // max(1, sampled.num_envs)
+        ready = sampled.result["episodes_total"] >= _ENOUGH_EPISODES or steps >= _WITHOUT_END
+        policies = [*trained]
+        explained: set[str] = set()  # ids of policies with a check of higher rank that holds
+        for name, check in _CHECKS.items():
+            subjects = [sampled] if name in _OF_THE_RUN else policies
+            for subject in subjects:
+                policy_id = getattr(subject, "policy_id", "")
+                message = None
+                if check.is_wiring or not improved:
+                    message = check.function(subject)
+                waits = check.is_symptom and (not ready or bool({"", policy_id} & explained))
+                if message is not None:
+                    explained.add(policy_id)
+                self._meet(name, policy_id, message, check.in_a_row, waits=waits)
 
-    def _meet(self, name: str, policy_id: str, found: str | None, needed: int) -> None:
+    def _meet(
+        self, name: str, policy_id: str, message: str | None, in_a_row: int, *, waits: bool
+    ) -> None:
         key = name, policy_id
-        if found is None:
+        if not message:
             self._in_a_row.pop(key, None)
             return
         self._in_a_row[key] += 1
-        if self._in_a_row[key] >= needed:
-            self._told.add(name)
-            logger.warning("%s%s", f"Policy {policy_id!r}: " if policy_id else "", found)
+        if self._in_a_row[key] >= in_a_row and not waits and name not in self._reported:
+            self._reported.add(name)
+            logger.warning("%s%s", f"Policy {policy_id!r}: " if policy_id else "", message)
+
+
+# -- of the whole run -------------------------------------------------------------------------
+
+
+def _check_training(sampled: Sampled) -> str | None:
+    waits = sampled.result["num_env_steps_sampled"] <= sampled.config.get(_START, 0)
+    if sampled.result["info"]["learner"] or not sampled.amount("sampled") or waits:
+        return None
+    return (
+        f"An iteration sampled {sampled.amount('sampled')} steps, but updated no policy. Look at "
+        "policies_to_train, and at the policies that policy_mapping_fn gives to agents."
+    )
+
+
+def _check_ends(sampled: Sampled) -> str | None:
+    if sampled.result["episodes_total"]:
+        return None
+    steps = sampled.result["num_env_steps_sampled"] // max(1, sampled.num_envs)
+    if steps < _WITHOUT_END:
+        return _MAY_HOLD
+    return (
+        f"{_environment(sampled)}: no episode has ended after {steps:,} steps of each environment, "
+        "so the mean return is nan. If episodes never end, give the environment a time limit: "
+        "gymnasium.wrappers.TimeLimit(env, max_episode_steps=1000)."
+    )
+
+
+def _check_returns(sampled: Sampled) -> str | None:
+    returns = {
+        (episode.episode_reward, frozenset(episode.agent_rewards.items()))
+        for episode in sampled.episodes
+    }
+    if len(returns) != 1:
+        return None
+    if len(sampled.episodes) < min(
+        _SAME_RETURNS, sampled.config.metrics_num_episodes_for_smoothing
+    ):
+        return _MAY_HOLD
+    ((value, _),) = returns
+    return (
+        f"{_environment(sampled)}: the return was {value:g} in each of the last "
+        f"{len(sampled.episodes)} episodes, so nothing tells good actions from bad ones. "
+        "Give rewards on the way to the goal, or explore more "
+        "(entropy_coeff, exploration_config)."
+    )
+
+
+def _check_intensity(sampled: Sampled) -> str | None:
+    config = sampled.config
+    updates = sampled.amount("trained") / config.train_batch_size
+    if config.get("training_intensity", 0) is not None or not updates:
+        return None
+    steps = sampled.amount("sampled") / updates
+    if steps < _STEPS_PER_UPDATE:
+        return None
+    return (
+        f"There is one update per {steps:.0f} sampled steps, since {sampled.num_envs} environments "
+        "step between two updates. For one update per step set training_intensity="
+        f"{config.train_batch_size}, or step fewer environments (num_envs_per_worker, --num-envs)."
+    )
+
+
+def _environment(sampled: Sampled) -> str:
+    return f"Environment {env_name(sampled.config.env)!r:.200}"
 
 
 # -- of one policy ----------------------------------------------------------------------------
 
 
-def _value_errors_are_clipped(trained: Trained) -> str | None:
+def _check_observations(trained: Trained) -> str | None:
+    if trained.config.get("observation_filter", "NoFilter") != "NoFilter":
+        return None
+    if not trained.obs_size > _LARGE_OBS:
+        return None
+    return (
+        f"observations are of size {trained.obs_size:.2g}, but networks learn from numbers near 1: "
+        "larger ones saturate them. Set rollouts(observation_filter='MeanStdFilter'), on the "
+        "command line --set observation_filter=MeanStdFilter, or scale them in the environment."
+    )
+
+
+def _check_horizon(trained: Trained) -> str | None:
+    gamma, length = trained.setting("gamma"), trained.result.get("episode_len_mean", math.nan)
+    if not 0 <= gamma < 1:
+        return None
+    horizon = 1 / (1 - gamma)
+    if not length > 4 * horizon**2:
+        return None
+    sight = "counts the next reward only"
+    if gamma > 0:
+        sight = f"looks about {horizon:.3g} steps ahead, 1 / (1 - gamma)"
+    return (
+        f"gamma={gamma:g} {sight}, but episodes have {length:.0f} steps on average: what an action "
+        "brings later does not count. Set training(gamma=0.99), on the command line --set "
+        "gamma=0.99."
+    )
+
+
+def _check_entropy_bonus(trained: Trained) -> str | None:
+    coefficient, loss = trained.number("entropy_coeff"), abs(trained.number("policy_loss"))
+    entropy = _get_entropy(trained)
+    bonus = coefficient * abs(entropy)
+    if not bonus > _LARGE_BONUS * loss or loss == 0:
+        return None
+    most, components = _get_largest_entropy(trained.action_space)
+    wide = _NEARLY_ALL * most + components * _entropy_of(_WIDE)
+    if not entropy > wide:
+        return None
+    return (
+        f"the entropy bonus (entropy_coeff={coefficient:g} times {entropy:.2g} nats) is "
+        f"{bonus / loss:.0f} times as large as the policy's objective (policy_loss is "
+        f"{loss:.2g}), so the policy is trained to act at random. Lower entropy_coeff; 0 to 0.01 "
+        "is usual."
+    )
+
+
+def _check_small_rate(trained: Trained) -> str | None:
+    kl, target = trained.number("kl"), trained.setting("kl_target")
+    highest = max(trained.learning_rates().values(), default=math.nan)
+    if kl < _NEAR_0 * target and highest < _SMALL_RATE:
+        shown = (
+            f"an iteration changes the policy by a KL divergence of {max(kl, 0.0):.2g}, nearly 0"
+        )
+    elif math.isnan(kl) and highest < _SMALLEST_RATE:
+        shown = "the learning rate is nearly 0"
+    else:
+        return None
+    return f"{shown}, so it hardly learns. Raise {_get_rates(trained)}; 1e-4 to 1e-3 is usual."
+
+
+def _check_large_steps(trained: Trained) -> str | None:
+    kl, target = trained.number("kl"), trained.setting("kl_target")
+    if math.isnan(kl) and max(trained.learning_rates().values(), default=math.nan) > _LARGE_RATE:
+        return (
+            "the learning rate is far over the usual 1e-4 to 1e-3, so each update undoes what was "
+            f"learned before. Lower {_get_rates(trained)}."
+        )
+    if not (kl > _FAR * target and trained.number("cur_kl_coeff") > 0):
+        return None
+    return (
+        f"an iteration changes the policy by a KL divergence of {kl:.2g}, far over "
+        f"kl_target={target:g}. Lower lr (now {trained.number('cur_lr'):.2g}) or num_sgd_iter (now "
+        f"{trained.config.get('num_sgd_iter')})."
+    )
+
+
+def _check_values(trained: Trained) -> str | None:
+    gamma, reward = trained.setting("gamma"), trained.reward_size
+    lengths = trained.result.get("hist_stats", {}).get("episode_lengths", ())
+    horizon = 1 / (1 - gamma) if gamma < 1 else max(lengths, default=math.nan)
+    bonus = trained.number("alpha_value") * 10 * max(1.0, abs(trained.number("target_entropy")))
+    largest = (reward + (0.0 if math.isnan(bonus) else bonus)) * horizon
+    loss, value = trained.number("vf_loss"), abs(trained.number("mean_q"))
+    if reward > 0 and (value > _EXPLODED * largest or math.sqrt(loss) > _EXPLODED * largest):
+        shown = f"vf_loss is {loss:.2g}" if math.isnan(value) else f"the mean value is {value:.2g}"
+        return (
+            f"{shown}, although rewards of at most {reward:.2g} with gamma={gamma:g} make no value "
+            f"larger than {largest:.2g}: the value function explodes. Lower {_get_rates(trained)}, "
+            "or set grad_clip=0.5; where there are target networks, move them less often."
+        )
+    error = trained.number("mean_td_error") if math.isnan(loss) else math.sqrt(loss)
+    if error > _LARGE_ERROR and not trained.number("vf_explained_var") > _EXPLAINED:
+        return (
+            f"values are wrong by {error:.2g} on average, since rewards are as large as "
+            f"{reward:.2g}: networks learn values near 1 to 100. Scale the rewards down, for "
+            "example by gymnasium.wrappers.TransformReward, or set clip_rewards=1.0."
+        )
+    return None
+
+
+def _check_advantages(trained: Trained) -> str | None:
+    if trained.number("policy_loss") != 0.0:
+        return None
+    return (
+        "policy_loss is exactly 0, since all advantages are 0: the rewards make no difference "
+        "between actions, and nothing is trained. Look at the rewards of the environment, and at "
+        "clip_rewards."
+    )
+
+
+def _check_entropy(trained: Trained) -> str | None:
+    most, components = _get_largest_entropy(trained.action_space)
+    entropy, limit = _get_entropy(trained), _LITTLE * most + components * _entropy_of(_NARROW)
+    if not entropy < limit:
+        return None
+    return (
+        f"the entropy is {entropy:.2g} nats, so the policy nearly always takes the same action in "
+        "the same place and explores no more. Raise entropy_coeff (now "
+        f"{trained.config.get('entropy_coeff', 0.0):g}) or lower {_get_rates(trained)}."
+    )
+
+
+def _check_value_errors(trained: Trained) -> str | None:
     share = trained.number("vf_clipped")
     if not share > _MOST_ROWS:
         return None
@@ -112,9 +408,22 @@ def _value_errors_are_clipped(trained: Trained) -> str | None:
     )
 
 
-def _entropy_is_gone(trained: Trained) -> str | None:
+def _get_rates(trained: Trained) -> str:
+    """Returns the learning rates of a policy in words."""
+    rates = trained.learning_rates().items()
+    return " and ".join(f"{name} (now {rate:.2g})" for name, rate in rates) or "lr"
+
+
+def _get_entropy(trained: Trained) -> float:
+    """Returns the entropy of the policy in nats, by either of its names."""
+    entropy = trained.number("entropy")
+    return trained.number("policy_entropy") if math.isnan(entropy) else entropy
+
+
+def _get_largest_entropy(action_space: gym.Space) -> tuple[float, int]:
+    """Returns the entropy of random discrete actions, and how many components are continuous."""
     most, components = 0.0, 0
-    for leaf in action_leaves(trained.action_space):
+    for leaf in action_leaves(action_space):
         if is_float_box(leaf.space):
             components += math.prod(leaf.shape)
         elif isinstance(leaf.space, gym.spaces.Discrete):
@@ -123,107 +432,32 @@ def _entropy_is_gone(trained: Trained) -> str | None:
             most += math.prod(leaf.shape) * math.log(2)
         else:
             most += sum(map(math.log, cell_sizes(leaf.space)))
-    narrow = 0.5 * math.log(2 * math.pi * math.e) + math.log(_NARROW)
-    entropy, limit = trained.number("entropy"), _LITTLE * most + components * narrow
-    if not entropy < limit:
-        return None
-    return (
-        f"the entropy is {entropy:.2g} nats, so the policy nearly always takes the same action in "
-        "the same place and explores no more. If returns are not high enough yet, raise "
-        f"entropy_coeff (now {trained.config.get('entropy_coeff', 0.0):g}) or lower lr (now "
-        f"{trained.number('cur_lr'):.2g})."
-    )
+    return most, components
 
 
-def _kl_is_far_over_target(trained: Trained) -> str | None:
-    kl, target = trained.number("kl"), trained.config.get("kl_target") or math.nan
-    if not (kl > _FAR * target and trained.number("cur_kl_coeff") > 0):
-        return None
-    return (
-        f"an iteration changes the policy by a KL divergence of {kl:.2g}, far over "
-        f"kl_target={target:g}. Lower lr (now {trained.number('cur_lr'):.2g}) or num_sgd_iter (now "
-        f"{trained.config.get('num_sgd_iter')})."
-    )
+def _entropy_of(deviation: float) -> float:
+    """Returns the entropy of a normal distribution with a standard deviation."""
+    return 0.5 * math.log(2 * math.pi * math.e) + math.log(deviation)
 
 
-def _advantages_are_zero(trained: Trained) -> str | None:
-    if trained.number("policy_loss") != 0.0:
-        return None
-    return (
-        "policy_loss is exactly 0, since all advantages are 0: the rewards make no difference "
-        "between actions, and nothing is trained. Look at the rewards of the environment, and at "
-        "clip_rewards."
-    )
-
-
-_OF_A_POLICY: dict[str, Callable[[Trained], str | None]] = {
-    "value errors": _value_errors_are_clipped,
-    "entropy": _entropy_is_gone,
-    "KL": _kl_is_far_over_target,
-    "advantages": _advantages_are_zero,
+_CHECKS: dict[str, Check] = {
+    "training": Check(_check_training, is_wiring=True),
+    "ends": Check(_check_ends, 1, is_wiring=True),
+    "intensity": Check(_check_intensity, is_wiring=True),
+    "returns": Check(_check_returns, 1, is_symptom=True),
+    "observations": Check(_check_observations),
+    "horizon": Check(_check_horizon),
+    "entropy bonus": Check(_check_entropy_bonus),
+    "small rate": Check(_check_small_rate, is_symptom=True),
+    "large steps": Check(_check_large_steps, is_symptom=True),
+    "values": Check(_check_values, is_symptom=True),
+    "advantages": Check(_check_advantages, is_symptom=True),
+    "entropy": Check(_check_entropy, _SYMPTOM_IN_A_ROW, is_symptom=True),
+    "value errors": Check(_check_value_errors, _SYMPTOM_IN_A_ROW, is_symptom=True),
 }
+"""By name, the likeliest cause first."""
 
-
-# -- of the whole run -------------------------------------------------------------------------
-
-
-def _no_reward_was_seen(sampled: Sampled) -> str | None:
-    total = sampled.result["episodes_total"]
-    if total < _WITHOUT_REWARD or any(
-        episode.episode_reward or any(episode.agent_rewards.values())
-        for episode in sampled.episodes
-    ):
-        return None
-    return (
-        f"The return was 0 in each of the last {len(sampled.episodes)} episodes, so there is "
-        "nothing to learn from. Give rewards on the way to the goal, or explore more "
-        "(entropy_coeff, exploration_config)."
-    )
-
-
-def _no_episode_ends(sampled: Sampled) -> str | None:
-    steps = sampled.result["num_env_steps_sampled"] // max(1, sampled.num_envs)
-    if sampled.result["episodes_total"] or steps < _WITHOUT_END:
-        return None
-    return (
-        f"No episode has ended after {steps:,} steps of each environment, so the mean return is "
-        "nan. If episodes never end, give the environment a time limit: "
-        "gymnasium.wrappers.TimeLimit(env, max_episode_steps=1000)."
-    )
-
-
-def _nothing_is_trained(sampled: Sampled) -> str | None:
-    waits = sampled.result["num_env_steps_sampled"] <= sampled.config.get(_START, 0)
-    if sampled.result["info"]["learner"] or not sampled.amount("sampled") or waits:
-        return None
-    return (
-        f"An iteration sampled {sampled.amount('sampled')} steps, but updated no policy. Look at "
-        "policies_to_train, and at the policies that policy_mapping_fn gives to agents."
-    )
-
-
-def _updates_are_few(sampled: Sampled) -> str | None:
-    config = sampled.config
-    updates = sampled.amount("trained") / config.train_batch_size
-    if config.get("training_intensity", 0) is not None or not updates:
-        return None
-    steps = sampled.amount("sampled") / updates
-    if steps < _STEPS_PER_UPDATE:
-        return None
-    return (
-        f"There is one update per {steps:.0f} sampled steps, since {sampled.num_envs} environments "
-        "step between two updates. For one update per step set training_intensity="
-        f"{config.train_batch_size}, or step fewer environments (num_envs_per_worker, --num-envs)."
-    )
-
-
-_OF_THE_RUN: dict[str, tuple[Callable[[Sampled], str | None], int]] = {
-    "rewards": (_no_reward_was_seen, 1),
-    "ends": (_no_episode_ends, 1),
-    "updates": (_nothing_is_trained, _IN_A_ROW),
-    "intensity": (_updates_are_few, _IN_A_ROW),
-}
-"""By name, each with how many iterations it must hold in."""
+_OF_THE_RUN = ("training", "ends", "intensity", "returns")
 
 
 # -- of its length ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
 from tfpolicies.config.idioms import callback_hint
 from tfpolicies.config.stored_config import encode_config
+from tfpolicies.envs.registry import env_name
 from tfpolicies.errors import CheckpointError, ConfigError, NonFiniteError, UsageError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_row import as_number
@@ -54,7 +55,7 @@ class Learned(NamedTuple):
         words = [f"ended by {self.ended_by}"]
         if self.result:
             words.insert(0, f"{self.result['timesteps_total']:,} steps")
-            mean = self.result["episode_reward_mean"]
+            mean = self.result.get("recent_returns", {}).get("mean", math.nan)
             ended = "no episode has ended" if math.isnan(mean) else f"mean return {mean:.4g}"
             words.insert(1, ended)
         if self.run_dir is not None:
@@ -124,8 +125,7 @@ def _checked(goals: Goals, algorithm: Any) -> Goals:
     Raises:
         UsageError: if one of their numbers is none that it may be.
     """
-    env = algorithm.config.env
-    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    name = env_name(algorithm.config.env)
     if goals.until is not None and as_number(goals.until) is None:
         raise UsageError(f"until must be a number or None, got {goals.until!r}.")
     return dataclasses.replace(

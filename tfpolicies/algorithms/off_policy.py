@@ -227,9 +227,9 @@ def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> No
         _told_of_width.add(owner)
         i = int(np.argmax(width))
         logger.warning(
-            "The bounds of dimension %d of the action space are [%g, %g], and the first actions of "
-            "%s are all over them. If only small ones are of use, give the environment narrower "
-            "bounds.",
+            "Environment: the bounds of dimension %d of its action space are [%g, %g], and the "
+            "first actions of %s are all over them. If only small ones are of use, give the "
+            "environment narrower bounds.",
             i,
             low[i],
             high[i],

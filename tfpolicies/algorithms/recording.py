@@ -17,7 +17,7 @@ from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.checking import same_randomness
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.rendering import PICTURES, make_rendering, pictures_of
+from tfpolicies.envs.rendering import PICTURES, make_rendering, pictures_of, quiet_drawing
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.reporting.video import new_video, require_video_packages
@@ -139,7 +139,8 @@ def require_pictures(scene: Scene) -> None:
         env = make_rendering(*_place(scene), PICTURES)
         try:
             env.reset(seed=0)
-            pictures_of(env)
+            with quiet_drawing():
+                pictures_of(env)
         finally:
             env.close()
 

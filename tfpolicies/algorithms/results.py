@@ -15,8 +15,12 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.reporting.machine import MachineLoad
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.metrics import summarize_episodes, summarize_recent_returns
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+
+_RECENT_STEPS = 10_000  # environment steps of the episodes that count as recent, at most ...
+_RECENT_SHARE = 5  # ... or one of so many parts of the run so far; an iteration counts as a whole
+_FIRST_EPISODES = 20  # whose returns are kept, to compare later ones with
 
 
 class Results:
@@ -28,6 +32,7 @@ class Results:
     Attributes:
         counters: by name, since the run began.
         episodes: the newest `metrics_num_episodes_for_smoothing`.
+        first_returns: of the first 20 episodes of the run; None if a checkpoint did not have them.
         seconds: what the running iteration has spent, by what on.
         ends_at: environment steps since the run began at which an iteration ends in any case.
     """
@@ -37,6 +42,7 @@ class Results:
         for unit in ("env_steps", "agent_steps"):
             self.counters |= {f"num_{unit}_sampled": 0, f"num_{unit}_trained": 0}
         self.episodes = deque[RolloutMetrics](maxlen=config.metrics_num_episodes_for_smoothing)
+        self.first_returns: list[float] | None = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.ends_at = math.inf
         self._config = config
@@ -89,7 +95,10 @@ class Results:
             learner: the learner's results by policy id.
             workers: whose episodes are asked for.
         """
-        summary = self._summary(workers.get_metrics())
+        fresh = workers.get_metrics()
+        window = self._add_episodes(fresh)
+        kept = self._config.keep_per_episode_custom_metrics
+        summary = summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
         seconds = time.perf_counter() - self._began
         self._time_total += seconds
         counters, unit, (sampled, trained) = self.counters, self.unit, self._steps_of_iteration()
@@ -99,6 +108,7 @@ class Results:
         return {
             **summary,
             "sampler_results": summary,
+            "recent_returns": summarize_recent_returns(window, self._recent_steps()),
             "info": {"learner": learner, **counters},
             **counters,
             "counters": dict(counters),
@@ -139,12 +149,21 @@ class Results:
             "perf": {} if self._machine is None else self._machine.read(),
         }
 
-    def _summary(self, fresh: list[RolloutMetrics]) -> dict[str, Any]:
+    def _add_episodes(self, fresh: list[RolloutMetrics]) -> list[RolloutMetrics]:
+        """Keeps finished episodes, and returns those that the iteration is summarized over."""
         self.episodes.extend(fresh)
         self._episodes_total += len(fresh)
-        window = [*self.episodes] if len(fresh) < len(self.episodes) else fresh
-        kept = self._config.keep_per_episode_custom_metrics
-        return summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
+        if self.first_returns is not None:
+            missing = max(0, _FIRST_EPISODES - len(self.first_returns))
+            self.first_returns += [float(episode.episode_reward) for episode in fresh[:missing]]
+        return [*self.episodes] if len(fresh) < len(self.episodes) else fresh
+
+    def _recent_steps(self) -> int:
+        """Returns how many environment steps the episodes together have that count as recent."""
+        steps = self.counters["num_env_steps_sampled"]
+        return max(
+            self._counted("num_env_steps_sampled"), min(_RECENT_STEPS, steps // _RECENT_SHARE)
+        )
 
     def progress(self, iteration: int) -> dict[str, Any]:
         """Returns the counters after an iteration, for a checkpoint."""
@@ -153,6 +172,7 @@ class Results:
             "counters": dict(self.counters),
             "episodes": metrics_state(self.episodes),
             "episodes_total": self._episodes_total,
+            "first_returns": self.first_returns,
             "time_total_s": self._time_total,
         }
 
@@ -162,6 +182,8 @@ class Results:
         self.episodes.clear()
         self.episodes.extend(restored_metrics(progress["episodes"]))
         self._episodes_total = progress["episodes_total"]
+        first = progress.get("first_returns")  # which older checkpoints lack
+        self.first_returns = None if first is None else list(first)
         self._time_total = progress["time_total_s"]
         self._restored_at = progress["iteration"], self._time_total
 

@@ -39,7 +39,7 @@ class Goals:
 
     Attributes:
         steps: environment steps at which it ends, those of earlier sessions included.
-        until: mean return of training episodes at which it ends; None: none.
+        until: mean return of recent training episodes at which it ends; None: none.
         checkpoint_every: iterations between checkpoints.
         keep_checkpoints: how many of the newest are kept, `latest` among them.
         keep_best: whether the best checkpoint is kept apart.

@@ -12,7 +12,8 @@ from rich.console import Console
 from tfpolicies.algorithms.diagnosis import too_short
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.reporting.console import TrainingProgress
-from tfpolicies.reporting.progress_row import progress_row
+from tfpolicies.reporting.progress_row import RECENT, progress_row
+from tfpolicies.rollout.metrics import LEAST_RECENT_EPISODES
 from tfpolicies.system.signals import interruptions
 
 logger = logging.getLogger("tfpolicies")
@@ -51,7 +52,8 @@ class TrainingRun:
         self.result: dict[str, Any] = {}
         self._console = console or Console(quiet=True, force_terminal=False)
         self._followers = followers
-        self._mean_return = math.nan  # of training episodes, as the last row has it
+        self._mean_return = math.nan  # of recent training episodes
+        self._recent_episodes: float = 0  # whose mean that is
         self._speed = math.nan
         self._began_at = self.env_steps
         self._has_learned = False
@@ -110,7 +112,8 @@ class TrainingRun:
         self._has_learned |= bool(self.result["info"]["learner"])
         row = progress_row(self.result)
         self.records.take_down(row)
-        self._mean_return = row["episode_reward_mean"]
+        self._mean_return = row.get(f"{RECENT}mean", math.nan)  # which callbacks may take away
+        self._recent_episodes = row.get(f"{RECENT}episodes", 0)
         self._follow_speed(row["steps_per_s"])
         self.records.keep()
         answers = [follower(self.algorithm, self.result) for follower in self._followers]
@@ -136,9 +139,8 @@ class TrainingRun:
         self._speed = speed
 
     def _has_reached_target(self) -> bool:
-        """Whether as many episodes as the mean is meant for have ended, and it is high enough."""
+        """Whether the mean return of recent episodes is high enough, and there are enough."""
         until, config = self.goals.until, self.algorithm.config
-        episodes = len(self.result["hist_stats"]["episode_reward"])
-        if until is None or episodes < config.metrics_num_episodes_for_smoothing:
-            return False
-        return bool(self._mean_return >= until)
+        least = min(LEAST_RECENT_EPISODES, config.metrics_num_episodes_for_smoothing)
+        is_known = self._recent_episodes >= least
+        return until is not None and is_known and self._mean_return >= until

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
@@ -51,6 +53,7 @@ def evaluate(args: argparse.Namespace) -> int:
     figures = {
         "episodes": len(played),
         "mean return": summary["episode_reward_mean"],
+        "standard deviation": float(np.std(summary["hist_stats"]["episode_reward"])),
         "lowest": summary["episode_reward_min"],
         "highest": summary["episode_reward_max"],
         "mean length": summary["episode_len_mean"],
@@ -129,6 +132,7 @@ def play_exported(args: argparse.Namespace) -> int:
     figures = {
         "episodes": played["episodes"],
         "mean return": played["mean_return"],
+        "standard deviation": played["std_return"],
         "lowest": played["min_return"],
         "highest": played["max_return"],
         "steps": played["steps"],

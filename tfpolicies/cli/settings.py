@@ -190,7 +190,8 @@ class TrainSettings:
     )
     until: float | None = _goal(
         END,
-        "stop when the mean return of the last 100 training episodes reaches this",
+        "stop when the mean return of recent training episodes reaches this: of those of the last "
+        "10,000 steps or of the iteration, 5 at least",
         type=float,
         metavar="RETURN",
     )

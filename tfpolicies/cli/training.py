@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,6 +49,7 @@ from tfpolicies.envs.making import check_source
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.console import CommandConsole, counted, summary_table
 from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.reporting.progress_row import RECENT
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
@@ -64,6 +66,7 @@ logger = logging.getLogger("tfpolicies")
 _STEPS_WITH_TARGET = 1_000_000
 _ROUND = 10  # train batches of a further round, after an exported policy fell short
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
+_PLUS_MINUS = "\N{PLUS-MINUS SIGN}"  # between a mean and a standard deviation
 _LARGEST = 1 << 20  # bytes of a file of settings
 
 
@@ -370,16 +373,19 @@ def _ship(job: Job, reason: str) -> Shipped:
     with job.console.status(f"playing {counted(settings.play, 'episode')} through ONNX Runtime"):
         config = algorithm.config.env_config
         played = play_in_own_process(run.export, settings.env, settings.play, _PLAY_SEED, config)
-    mean = float(played["mean_return"])
+    mean, std = float(played["mean_return"]), played["std_return"]
     over = counted(settings.play, "greedy episode")
-    figure = f"{mean:.2f} over {over}, {loaded(played)}"
+    figure = f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over {over}, {loaded(played)}"
     return Shipped(shipped.files, {**shipped.figures, "ONNX played": figure}, mean)
 
 
-def _mean_return_told(mean: float) -> str:
+def _describe_returns(row: Mapping[str, float]) -> str:
+    """Returns mean and standard deviation of the recent returns in a row of progress, in words."""
+    mean, std, episodes = (row.get(RECENT + name, math.nan) for name in ("mean", "std", "episodes"))
     if math.isnan(mean):
         return "none, since no episode has ended. Give the environment a time limit"
-    return f"{mean:.2f} over the last 100 training episodes"
+    over = counted(int(episodes), "training episode")
+    return f"{mean:.2f} {_PLUS_MINUS} {std:.2f} over the last {over}"
 
 
 def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
@@ -389,7 +395,7 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
         "steps": last["env_steps"],
         "seconds": round(last["time_s"], 1),
         "steps/s": round(last["env_steps"] / last["time_s"]),
-        "mean return": _mean_return_told(last["episode_reward_mean"]),
+        "mean return": _describe_returns(last),
     }
     files = {
         **shipped.files,

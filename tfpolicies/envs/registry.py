@@ -11,6 +11,11 @@ from tfpolicies.registers import Register
 ENVIRONMENTS = Register("An environment", EnvError)
 
 
+def env_name(source: Any) -> str:
+    """Returns the name of what environments are made of: a text, a class or a function."""
+    return source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
+
+
 def register_environment(name: str, creator: Callable[[Any], Any]) -> None:
     """Gives a creator of environments a name, which `config.environment(name)` then takes.
 

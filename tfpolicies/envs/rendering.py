@@ -15,6 +15,7 @@ from tfpolicies.envs.mujoco_drawing import draw_apart
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import PlainEnvironments
 from tfpolicies.errors import EnvError
+from tfpolicies.system.quiet import native_stderr_without
 
 PICTURES = ("rgb_array", "rgb_array_list")
 """The ways to render that give pictures, the preferred one first."""
@@ -111,6 +112,14 @@ def render_fps(env: Any) -> float:
     """Returns how many pictures a second an environment is to be shown with."""
     told = (getattr(env, "metadata", None) or {}).get("render_fps")
     return float(told) if told else _FPS
+
+
+def quiet_drawing() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which SDL does not say that XDG_RUNTIME_DIR is not set.
+
+    Pictures need no such folder; pygame opens SDL with the first picture of each environment.
+    """
+    return native_stderr_without(rb"XDG_RUNTIME_DIR")
 
 
 def pictures_of(env: Any) -> list[np.ndarray]:

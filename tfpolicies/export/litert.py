@@ -20,7 +20,7 @@ from tfpolicies.export.verify import TOLERANCE, Step, by_steps, verify
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
-from tfpolicies.system.quiet import native_stderr_held_back, quiet_conversion
+from tfpolicies.system.quiet import native_stderr_without, quiet_conversion
 
 MODEL_FILE = "model.tflite"
 WEIGHTS = ("float32", "float16", "int8")
@@ -93,7 +93,7 @@ def export_litert(
 
 def _require_litert() -> None:
     try:
-        with native_stderr_held_back():
+        with native_stderr_without():
             import ai_edge_litert.interpreter  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(
@@ -115,7 +115,7 @@ def _converted(serving: Serving, weights: str) -> bytes:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if weights == "float16":
         converter.target_spec.supported_types = [tf.float16]
-    with quiet_conversion(), native_stderr_held_back():
+    with quiet_conversion(), native_stderr_without():
         try:
             return bytes(converter.convert())
         except Exception as error:
@@ -133,7 +133,7 @@ def _step(content: bytes) -> Step:
     """Returns what runs a LiteRT model, from inputs to outputs by name."""
     from ai_edge_litert.interpreter import Interpreter
 
-    with native_stderr_held_back():
+    with native_stderr_without():
         interpreter = Interpreter(model_content=content, num_threads=1)
         interpreter.allocate_tensors()
         runner = interpreter.get_signature_runner(GREEDY)

@@ -1356,7 +1356,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     loaded = [name for name in NOT_NEEDED if name in sys.modules]
     returns, steps = played.returns, sum(played.lengths)
-    mean = float(np.mean(returns))
+    mean, std = float(np.mean(returns)), float(np.std(returns))
     if options.json:
         report = {
             "env": options.env,
@@ -1365,6 +1365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "sample": options.sample,
             "model": policy.file.name,
             "mean_return": mean,
+            "std_return": std,
             "min_return": min(returns),
             "max_return": max(returns),
             **played._asdict(),
@@ -1379,7 +1380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(f"loaded in this process: {', '.join(loaded) or 'neither tensorflow nor tfpolicies'}")
     print(
-        f"mean return {mean:.1f} over {options.episodes} episodes "
+        f"mean return {mean:.1f} +- {std:.1f} over {options.episodes} episodes "
         f"(min {min(returns):g}, max {max(returns):g})"
     )
     return 0

@@ -37,6 +37,24 @@ class Leaf(NamedTuple):
         return "_".join((prefix, *self.path))
 
 
+def describe_space(space: Any) -> str:
+    """Returns a space in a few words, without the bounds of Boxes.
+
+    >>> describe_space(spaces.Box(-1.0, 1.0, (84, 84, 4)))
+    'Box((84, 84, 4), float32)'
+    >>> describe_space(spaces.Dict({"a": spaces.Discrete(2)}))
+    'Dict(a: Discrete(2))'
+    """
+    if isinstance(space, spaces.Box):
+        return f"Box({space.shape}, {space.dtype})"
+    if isinstance(space, spaces.Tuple):
+        return f"Tuple({', '.join(map(describe_space, space.spaces))})"
+    if isinstance(space, spaces.Dict):
+        parts = (f"{name}: {describe_space(part)}" for name, part in space.spaces.items())
+        return f"Dict({', '.join(parts)})"
+    return repr(space)[:80]
+
+
 def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     """Returns the leaves of `space`; the keys of a Dict are taken in the space's own order.
 

@@ -37,6 +37,7 @@ from tfpolicies.models.preprocessed import preprocess_batch
 from tfpolicies.models.spaces import (
     action_leaves,
     batch_leaves,
+    describe_space,
     leaves,
     nest,
     space_key,
@@ -863,4 +864,6 @@ class Policy(metaclass=ported.AskedByPorted):
         )
 
     def __repr__(self) -> str:
-        return type(self).__name__
+        """Returns the class and the spaces: `PPOTF2Policy(Box((4,), float32), Discrete(2))`."""
+        spaces = (getattr(self, f"{of}_space", None) for of in ("observation", "action"))
+        return f"{type(self).__name__}({', '.join(map(describe_space, spaces))})"

@@ -35,9 +35,10 @@ class CommandConsole(Console):
 class TrainingProgress:
     """Shows how far a training run is: a bar in a terminal, else one plain line per 10 seconds.
 
-    A context manager; outside of it `update` shows nothing. The bar shows the way to `total_steps`
-    or to `target` (from the lowest mean return so far), whichever is nearer. Time left is the time
-    to `total_steps` at the current speed, although a run stops earlier once its target is reached.
+    A context manager; outside of it `update` shows nothing. The bar shows how much of the way to
+    `target` is done, from the lowest mean return so far; without a target, of the way to
+    `total_steps`. Time left is the time to `total_steps` at the current speed; with a target it is
+    at most that.
 
     Args:
         total_steps: environment steps at which training ends, >= 1; None if it is not known.
@@ -92,7 +93,7 @@ class TrainingProgress:
 
         Args:
             env_steps: environment steps so far, those before a resume included.
-            mean_return: mean return of the last episodes; NaN before the first has ended.
+            mean_return: mean return of recent episodes; NaN before the first has ended.
             steps_per_s: environment steps per second, now.
         """
         if not self._entered:
@@ -122,13 +123,14 @@ class TrainingProgress:
             self._progress.update(self._task, status=status)
 
     def _share_done(self, env_steps: int, mean_return: float) -> float:
-        """Returns the way to the nearer end, the last step or the target, in [0, 1]."""
-        steps = env_steps / self._total_steps if self._total_steps else 0.0
-        if self._target is None or not math.isfinite(mean_return):
-            return min(1.0, steps)
+        """Returns the share of the way to the target or else to the last step, in [0, 1]."""
+        if self._target is None:
+            return min(1.0, env_steps / self._total_steps if self._total_steps else 0.0)
+        if not math.isfinite(mean_return):
+            return 0.0
         self._lowest = min(self._lowest, mean_return)
         way = self._target - self._lowest
-        return min(1.0, max(steps, (mean_return - self._lowest) / way if way > 0 else 1.0))
+        return min(1.0, (mean_return - self._lowest) / way if way > 0 else 1.0)
 
     def _print_line(self) -> None:
         if self._unprinted is not None:
@@ -197,7 +199,7 @@ def _status(
     """Says speed, mean return and time left, whichever are known.
 
     >>> _status(2_000, 21.2, 1_000.0, 10_000, 475.0)
-    '1,000/s | return 21.2 of 475 | 0:08 left'
+    '1,000/s | return 21.2 of 475 | at most 0:08 left'
     >>> _status(2_000, float("nan"), float("nan"), None, None)
     'no episode has ended yet'
     """
@@ -207,7 +209,8 @@ def _status(
     known = math.isfinite(mean_return)
     parts += [f"return {mean_return:,.4g}{wanted}" if known else "no episode has ended yet"]
     if moving and total is not None:
-        parts += [f"{_clock_time(max(0, total - env_steps) / steps_per_s)} left"]
+        limit = "" if target is None else "at most "
+        parts += [f"{limit}{_clock_time(max(0, total - env_steps) / steps_per_s)} left"]
     return " | ".join(parts)
 
 

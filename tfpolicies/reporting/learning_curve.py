@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.progress_row import EVALUATION_MEAN, as_number
+from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT, as_number
 from tfpolicies.system.atomic import place_file
 
 if TYPE_CHECKING:
@@ -35,10 +35,11 @@ def draw_learning_curve(
 ) -> None:
     """Draws the mean return against the environment steps and replaces the PNG atomically.
 
-    Shown are the mean of the last 100 episodes as a line, their lowest and highest return as a
-    band, evaluations as points, `target` as a dashed line, and a mark where the mean first reached
-    it. Rows without an episode yet (NaN) are left out; a curve with no point says so. The global
-    state of matplotlib is not touched.
+    Shown are the mean return of recent training episodes as a line, their lowest and highest return
+    as a band, evaluations as points, `target` as a dashed line, and a mark where the mean first
+    reached it. Rows of earlier versions have the last 100 episodes instead of the recent ones. Rows
+    without an episode yet (NaN) are left out; a curve with no point says so. The global state of
+    matplotlib is not touched.
 
     Args:
         progress_rows: rows as `read_progress` gives them, in order of `env_steps`.
@@ -104,7 +105,7 @@ def _style(axes: Axes) -> None:
 
 
 def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
-    steps, means = _points(rows, "episode_reward_mean")
+    steps, means = _points(rows, "mean")
     if not steps:
         axes.text(
             0.5,
@@ -126,18 +127,15 @@ def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artis
         solid_joinstyle="round",
         marker="o" if len(steps) <= _FEW_POINTS else "",
         markersize=5,
-        label="mean of the last 100 episodes",
+        label="mean of recent training episodes",
     )
     return [line, *_draw_band(axes, rows)]
 
 
 def _draw_band(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
-    ends = ("episode_reward_min", "episode_reward_max")
-    banded = [row for row in rows if all(_is_finite(row.get(end)) for end in ends)]
-    if not banded:
+    (steps, low), (_, high) = _points(rows, "min"), _points(rows, "max")
+    if not steps or len(low) != len(high):
         return []
-    steps = [row["env_steps"] for row in banded]
-    low, high = ([row[end] for row in banded] for end in ends)
     if len(steps) == 1:  # an area needs two points
         axes.vlines(steps, low, high, color=_BLUE, alpha=_BAND_ALPHA, linewidth=12, zorder=1)
     return [
@@ -187,7 +185,7 @@ def _draw_target(axes: Axes, target: float) -> Artist:
 
 def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
     """Fits the y axis to every number drawn, and to zero where that is near or all else is flat."""
-    columns = ("episode_reward_mean", "episode_reward_min", "episode_reward_max", EVALUATION_MEAN)
+    columns = ("mean", "min", "max", EVALUATION_MEAN)
     values = [value for name in columns for value in _points(rows, name)[1]]
     values += [] if target is None else [target]
     if not values:
@@ -204,7 +202,7 @@ def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float
     """Marks the first row whose mean return is the target or more."""
     from matplotlib.patheffects import withStroke
 
-    steps, means = _points(rows, "episode_reward_mean")
+    steps, means = _points(rows, "mean")
     at = next((index for index, mean in enumerate(means) if mean >= target), None)
     if at is None:
         return
@@ -261,13 +259,24 @@ def _draw_head(figure: Figure, title: str, shown: list[Artist]) -> None:
 
 
 def _points(rows: Sequence[Mapping[str, float]], column: str) -> tuple[list[float], list[float]]:
-    """Returns env steps and values of the rows that hold a finite number in `column`."""
-    kept = [row for row in rows if _is_finite(row.get(column))]
-    return [row["env_steps"] for row in kept], [row[column] for row in kept]
+    """Returns env steps and values of the rows that hold a finite number in `column`.
+
+    "mean", "min" and "max" are those of the returns of training episodes.
+    """
+    values = [(row["env_steps"], _get_value(row, column)) for row in rows]
+    kept = [(steps, value) for steps, value in values if _is_finite(value)]
+    return [steps for steps, _ in kept], [value for _, value in kept]
 
 
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _get_value(row: Mapping[str, float], column: str) -> float:
+    if column not in ("mean", "min", "max"):
+        return row.get(column, math.nan)
+    value = row.get(f"{RECENT}{column}", math.nan)
+    return value if _is_finite(value) else row.get(f"episode_reward_{column}", math.nan)
+
+
+def _is_finite(value: float) -> bool:
+    return math.isfinite(value)
 
 
 def _number(value: float) -> str:

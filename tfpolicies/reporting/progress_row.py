@@ -22,6 +22,9 @@ _KEYS = {  # where the result of an iteration has them
     "episodes": "episodes_total",  # episodes ended so far
 }
 FIXED_COLUMNS = tuple(_KEYS)
+RECENT = (
+    "recent_returns/"  # columns of the newest episodes: mean, std, min, max, episodes, env_steps
+)
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # there in iterations that evaluated
 
 
@@ -29,7 +32,8 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     """Flattens the result of `Algorithm.train()` into one row of numbers.
 
     The row has every name of `FIXED_COLUMNS` in their order, then `episode/<name>` for each further
-    number `episode_<name>`, `evaluation/episode_<name>` if the iteration evaluated,
+    number `episode_<name>`, `recent_returns/<name>` for the newest episodes,
+    `evaluation/episode_<name>` if the iteration evaluated,
     `custom/<name>` for what callbacks put into `custom_metrics` (and `evaluation/custom/<name>`),
     and `learner/<policy id>/<statistic>`, sorted. A number that the result does not hold is NaN;
     learner statistics that are not single numbers are left out.
@@ -51,6 +55,7 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     row = {name: _or_nan(result.get(key)) for name, key in _KEYS.items()}
     further = {f"episode/{x}": n for x, n in _of_episodes(result) if f"episode_{x}" not in row}
     more = [*_custom(result, ""), *_evaluation(result), *_learner_statistics(result)]
+    more += _flatten(RECENT.removesuffix("/"), result.get("recent_returns") or {})
     return row | dict(sorted([*further.items(), *more]))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfpolicies.envs.making import EnvContext, make_environments
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
-from tfpolicies.envs.rendering import pictures_of, render_fps
+from tfpolicies.envs.rendering import pictures_of, quiet_drawing, render_fps
 from tfpolicies.rollout.connected import connected
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play_episodes
@@ -68,7 +68,11 @@ class Camera:
 
     def _look(self, env: Any) -> None:
         if self._runs and self._show is not None:
-            for picture in pictures_of(env):
+            # the first one of an episode opens SDL, as pygame does for each environment
+            quiet = quiet_drawing() if self._steps == 0 else contextlib.nullcontext()
+            with quiet:
+                pictures = pictures_of(env)
+            for picture in pictures:
                 self._show(picture, self._steps, self._return)
 
 

@@ -20,7 +20,7 @@ def report_long_episode(index: int, steps: int, waits: str, way_out: str) -> Non
         way_out: what else to do than to give the environment a time limit.
     """
     logger.warning(
-        "An episode of environment %d has not ended after %d steps, and %s waits for its end. Give "
+        "Environment %d: an episode has not ended after %d steps, and %s waits for its end. Give "
         "the environment a time limit, such as gym.make(..., max_episode_steps=1000), or %s.",
         index,
         steps,

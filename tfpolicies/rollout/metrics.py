@@ -13,6 +13,9 @@ from tfpolicies.rollout.episode import RolloutMetrics
 
 _NAN = float("nan")
 
+LEAST_RECENT_EPISODES = 5
+"""How many of the newest episodes count as recent, however long they are."""
+
 
 def summarize_episodes(
     episodes: Sequence[RolloutMetrics],
@@ -66,6 +69,40 @@ def summarize_episodes(
         "sampler_perf": _means(episode.perf_stats for episode in sound),
         "connector_metrics": _means(_connector_times(sound)),
         "episode_media": _gathered(episode.media for episode in sound),
+    }
+
+
+def summarize_recent_returns(episodes: Sequence[RolloutMetrics], steps: int) -> dict[str, float]:
+    """Returns what the newest episodes returned: those that fit into `steps`, but at least 5.
+
+    Args:
+        episodes: finished ones, oldest first; those that are faulty are left out.
+        steps: environment steps of all returned episodes together.
+
+    Returns:
+        `mean`, `std`, `min` and `max` of their returns, NaN where there are none; how many
+        `episodes` there are, and the `env_steps` of all of them.
+
+    >>> episodes = [RolloutMetrics(200, -float(i)) for i in range(10)]
+    >>> recent = summarize_recent_returns(episodes, 1250)
+    >>> recent["episodes"], recent["env_steps"], recent["mean"], recent["max"]
+    (6, 1200, -6.5, -4.0)
+    """
+    recent: list[RolloutMetrics] = []
+    total = 0
+    for episode in reversed([episode for episode in episodes if not episode.episode_faulty]):
+        if len(recent) >= LEAST_RECENT_EPISODES and total + episode.episode_length > steps:
+            break
+        recent.append(episode)
+        total += episode.episode_length
+    returns = [episode.episode_reward for episode in recent]
+    return {
+        "mean": float(np.mean(returns)) if returns else _NAN,
+        "std": float(np.std(returns)) if returns else _NAN,
+        "min": min(returns, default=_NAN),
+        "max": max(returns, default=_NAN),
+        "episodes": len(returns),
+        "env_steps": total,
     }
 
 

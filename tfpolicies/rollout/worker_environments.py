@@ -26,6 +26,7 @@ from tfpolicies.envs.making import (
 )
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.process_environments import ProcessEnvironments, make_process_environments
+from tfpolicies.envs.registry import env_name
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
@@ -169,7 +170,7 @@ def check_environment(worker: Any) -> None:
     try:
         check(_STEPS, worker.config.action_mask_key)
     except UnlikeSpaceError as error:
-        logger.warning("%s %s", error, _FOUND)
+        logger.warning("Environment %r: %s %s", env_name(worker.config.env), error, _FOUND)
     except EnvError as error:
         raise EnvError(f"{error} {_FOUND}") from error
 

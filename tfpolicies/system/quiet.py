@@ -14,39 +14,44 @@ from collections.abc import Iterable, Iterator
 
 from tfpolicies.system.backend import require_tensorflow_backend
 
-_NATIVE_LOG = re.compile(
-    rb"[IWEF]\d{4} |WARNING: All log messages before absl|To enable the follow"
-)
+_NATIVE_LOG = rb"^([IWEF]\d{4} |WARNING: All log messages before absl|To enable the follow)"
 _hold_lock = threading.Lock()  # the descriptor is the process's
 _hold = contextlib.ExitStack()  # ends it, for all threads that are inside
-_holders: list[bool] = []  # of each block that has ended meanwhile, whether it failed
+_patterns: list[bytes] = []  # of the blocks since the first of them was entered
 _num_inside = 0
+_has_failed = False  # one of them
 
 
 @contextlib.contextmanager
-def native_stderr_held_back() -> Iterator[None]:
-    """Holds back what native code logs to the process's standard error while entered.
+def native_stderr_without(pattern: bytes = _NATIVE_LOG) -> Iterator[None]:
+    """Leaves out lines that match from what is written to standard error while entered.
 
-    Other lines are written afterwards; all are if a block failed. Several threads may be inside,
-    and lines are written when the last one leaves. Where standard error is closed, there is nothing
-    to hold back.
+    Other lines are written afterwards; all are if a block failed. Several threads may be inside:
+    lines are written when the last one leaves, without those that one of them leaves out. Where
+    standard error is closed, there is nothing to leave out.
+
+    Args:
+        pattern: a regular expression; a line that it is found in is left out. By default it is
+            that of the logs of native code.
     """
-    global _num_inside
+    global _num_inside, _has_failed
     with _hold_lock:
         if not _num_inside:
+            _patterns.clear()
+            _has_failed = False
             _hold.enter_context(_redirected_stderr())
+        _patterns.append(pattern)
         _num_inside += 1
-    failed = True
+    has_failed = True
     try:
         yield
-        failed = False
+        has_failed = False
     finally:
         with _hold_lock:
             _num_inside -= 1
-            _holders.append(failed)
+            _has_failed |= has_failed
             if not _num_inside:
                 _hold.close()
-                _holders.clear()
 
 
 @contextlib.contextmanager
@@ -68,8 +73,10 @@ def _redirected_stderr() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             held.seek(0)
-            lines = [line for line in held if any(_holders) or not _NATIVE_LOG.match(line)]
-            os.write(2, b"".join(lines))
+            is_left_out = re.compile(b"|".join(_patterns)).search
+            lines = [line for line in held if _has_failed or not is_left_out(line)]
+            with contextlib.suppress(OSError):  # a reader may have gone
+                os.write(2, b"".join(lines))
 
 
 def load_tensorflow() -> None:
@@ -81,7 +88,7 @@ def load_tensorflow() -> None:
     require_tensorflow_backend()
     if "tensorflow" in sys.modules:
         return
-    with native_stderr_held_back():
+    with native_stderr_without():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
 
@@ -97,7 +104,7 @@ def quiet_conversion() -> Iterator[None]:
 
     Afterwards logging, warning filters and environment variables are as they were, whatever the
     libraries did to them. Errors are raised as ever. Several threads may be inside; see
-    `native_stderr_held_back`.
+    `native_stderr_without`.
     """
     with _hush_lock:
         if not _hushed:
@@ -111,7 +118,7 @@ def quiet_conversion() -> Iterator[None]:
         else:
             _hushed.append(_hushed[0])
     try:
-        with native_stderr_held_back():
+        with native_stderr_without():
             yield
     finally:
         with _hush_lock:

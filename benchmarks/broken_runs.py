@@ -1,0 +1,228 @@
+"""Trains runs that are broken in known ways, and sound ones, and shows what the log says of them.
+
+Each broken run differs from a sound one in one thing. It is right if the first warning names that
+thing; a sound run is right if there is no warning at all. The cause of a warning is told by a few
+words that only it has (`WORDS`).
+
+Run: `python -m benchmarks.broken_runs`. Exits with 1 if more than two of the twelve broken runs, or
+any sound one, are not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control import PendulumEnv
+from rich.console import Console
+from rich.table import Table
+
+from tfpolicies import DQNConfig, PPOConfig, SACConfig
+from tfpolicies.algorithms.tuned import tuned_settings
+
+WORDS = {
+    "horizon": "an action brings later does not count",
+    "small rate": "so it hardly learns",
+    "large steps": "far over kl_target",
+    "large rate": "far over the usual",
+    "entropy bonus": "the entropy bonus",
+    "observations": "observations are of size",
+    "values explode": "the value function explodes",
+    "value errors large": "values are wrong by",
+    "same returns": "nothing tells good actions from bad ones",
+    "no end": "no episode has ended",
+    "value errors clipped": "is above vf_clip_param",
+    "few updates": "There is one update per",
+}
+MOST_WRONG = 2  # of the twelve broken runs
+
+
+class Squares(gym.Env):
+    """An image whose bright half says which of two actions is rewarded, 20 steps to an episode."""
+
+    observation_space = spaces.Box(0, 255, (16, 16, 1), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.now = 0
+        return self._draw(), {}
+
+    def _draw(self) -> np.ndarray:
+        self.side = int(self.np_random.integers(2))
+        image = np.zeros((16, 16, 1), np.uint8)
+        image[:, 8 * self.side : 8 * self.side + 8] = 255
+        return image
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
+        reward, self.now = float(action == self.side), self.now + 1
+        return self._draw(), reward, False, self.now == 20, {}
+
+
+class Scaled(gym.ObservationWrapper):
+    """Observations in units that are 100,000 times as small."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Box(-np.inf, np.inf, env.observation_space.shape)
+
+    def observation(self, observation: Any) -> Any:
+        return observation * np.float32(1e5)
+
+
+def _endless(_: Any) -> gym.Env:
+    """Makes a pendulum without a time limit."""
+    return PendulumEnv()
+
+
+def _scaled(_: Any) -> gym.Env:
+    return Scaled(gym.make("Pendulum-v1"))
+
+
+def _costly(_: Any) -> gym.Env:
+    """Makes a pendulum whose rewards are in units that are 10,000 times as small."""
+    return gym.wrappers.TransformReward(gym.make("Pendulum-v1"), lambda reward: 1e4 * reward)
+
+
+def _ppo(env: Any, **training: Any) -> PPOConfig:
+    config = PPOConfig().environment(env).rollouts(num_envs_per_worker=4)
+    settings = {"train_batch_size": 2000, "sgd_minibatch_size": 200, "num_sgd_iter": 10}
+    return config.training(
+        **{**settings, "lr": 3e-4, "model": {"fcnet_hiddens": [64, 64]}}
+    ).training(**training)
+
+
+def _dqn(**training: Any) -> DQNConfig:
+    config = DQNConfig().environment("CartPole-v1")
+    return config.training(num_steps_sampled_before_learning_starts=500).training(**training)
+
+
+def _tuned(config: Any, env: str) -> Any:
+    name = type(config).__name__.removesuffix("Config")
+    return config.environment(env).update_from_dict(tuned_settings(name, env))
+
+
+class Run(NamedTuple):
+    """A run: what is made of it, for how many steps, and the cause; None for a sound one."""
+
+    make: Callable[[], Any]
+    steps: int
+    cause: str | None = None
+
+
+RUNS = {
+    "PPO CartPole, gamma=0": Run(lambda: _ppo("CartPole-v1", gamma=0.0), 20_000, "horizon"),
+    "PPO Pendulum, gamma=0.3": Run(
+        lambda: _tuned(PPOConfig(), "Pendulum-v1").training(gamma=0.3), 40_000, "horizon"
+    ),
+    "PPO CartPole, lr=1e-9": Run(lambda: _ppo("CartPole-v1", lr=1e-9), 20_000, "small rate"),
+    "PPO CartPole, lr=0.3": Run(lambda: _ppo("CartPole-v1", lr=0.3), 20_000, "large steps"),
+    "PPO CartPole, entropy_coeff=5": Run(
+        lambda: _ppo("CartPole-v1", entropy_coeff=5.0), 20_000, "entropy bonus"
+    ),
+    "PPO Pendulum, observations x 1e5": Run(
+        lambda: _tuned(PPOConfig(), "Pendulum-v1").environment(_scaled), 40_000, "observations"
+    ),
+    "DQN CartPole, lr=0.3": Run(lambda: _dqn(lr=0.3), 6_000, "large rate"),
+    "PPO Pendulum, rewards x 1e4": Run(
+        lambda: _ppo(_costly, vf_clip_param=float("inf")), 40_000, "value errors large"
+    ),
+    "PPO MountainCar": Run(lambda: _ppo("MountainCar-v0"), 40_000, "same returns"),
+    "PPO Pendulum without time limit": Run(lambda: _ppo(_endless), 60_000, "no end"),
+    "PPO Pendulum, vf_clip_param=10": Run(
+        lambda: _ppo("Pendulum-v1"), 40_000, "value errors clipped"
+    ),
+    "DQN CartPole, 16 environments": Run(
+        lambda: _dqn().rollouts(num_envs_per_worker=16), 10_000, "few updates"
+    ),
+    "sound: PPO CartPole": Run(lambda: _tuned(PPOConfig(), "CartPole-v1"), 50_000),
+    "sound: PPO Pendulum": Run(lambda: _tuned(PPOConfig(), "Pendulum-v1"), 100_000),
+    "sound: DQN CartPole": Run(lambda: _tuned(DQNConfig(), "CartPole-v1"), 20_000),
+    "sound: SAC Pendulum": Run(lambda: _tuned(SACConfig(), "Pendulum-v1"), 10_000),
+    "sound: PPO on images": Run(
+        lambda: _ppo(Squares, model={"conv_filters": [[8, [4, 4], 2], [16, [8, 8], 1]]}), 20_000
+    ),
+}
+
+
+class _Kept(logging.Handler):
+    """Keeps what the log says."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class Outcome(NamedTuple):
+    """What a run showed."""
+
+    lines: list[str]
+    at_steps: int  # when the first line came
+    mean_return: float
+    seconds: float
+
+
+def train(run: Run, seed: int) -> Outcome:
+    """Trains a run and returns its warnings."""
+    kept, began, at_steps = _Kept(), time.perf_counter(), 0
+    logger = logging.getLogger("tfpolicies")
+    logger.addHandler(kept)
+    try:
+        algorithm = run.make().debugging(seed=seed).build()
+        while algorithm.counters["num_env_steps_sampled"] < run.steps:
+            result = algorithm.train()
+            if kept.lines and not at_steps:
+                at_steps = result["num_env_steps_sampled"]
+        algorithm.stop()
+    finally:
+        logger.removeHandler(kept)
+    mean = result["recent_returns"]["mean"]
+    return Outcome(kept.lines, at_steps, mean, time.perf_counter() - began)
+
+
+def get_cause(line: str) -> str:
+    """Returns the name of the cause that a warning names."""
+    return next((name for name, words in WORDS.items() if words in line), line[:60])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="a part of the names of runs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lines", action="store_true", help="print the warnings, too")
+    options = parser.parse_args()
+    logging.getLogger("tfpolicies").propagate = False
+    table = Table("run", "cause", "warnings, in order", "at step", "return", "s", "right")
+    right = {True: [], False: []}
+    for name, run in RUNS.items():
+        if options.only not in name:
+            continue
+        outcome = train(run, options.seed)
+        causes = [get_cause(line) for line in outcome.lines]
+        is_right = causes[:1] == ([run.cause] if run.cause else [])
+        right[run.cause is None].append(is_right)
+        figures = [f"{outcome.at_steps:,}" if causes else "", f"{outcome.mean_return:.4g}"]
+        shown = [run.cause or "none", ", ".join(causes) or "none", *figures]
+        table.add_row(name, *shown, f"{outcome.seconds:.0f}", "yes" if is_right else "NO")
+        print(name, "|", " | ".join(shown), flush=True)
+        if options.lines:
+            print(*(f"    {line}" for line in outcome.lines), sep="\n", flush=True)
+    Console(width=150).print(table)
+    broken, sound = right[False], right[True]
+    print(f"{sum(broken)} of {len(broken)} broken runs have the true cause in their first warning;")
+    print(f"{sum(sound)} of {len(sound)} sound runs have no warning.")
+    return int(len(broken) - sum(broken) > MOST_WRONG or not all(sound))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
