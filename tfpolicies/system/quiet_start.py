@@ -48,7 +48,7 @@ class _TensorFlowFinder:
         finally:
             self._searches = False
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _QuietLoader(self, spec.loader)
+            spec.loader = _QuietLoader(self, spec.loader)  # type: ignore[assignment]
         return spec
 
 
