@@ -77,7 +77,6 @@ def imports_of(path: Path) -> set[str]:
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_imports_only_its_own_room_and_lower_floors(path):
     room = room_of(path)
@@ -86,7 +85,6 @@ def test_a_module_imports_only_its_own_room_and_lower_floors(path):
     assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
 
 
-@pytest.mark.core
 def test_no_files_import_each_other_in_a_circle():
     """Without circles each file can be imported alone, and be read before those that use it."""
     files = {module_of(path): imported_names(path) for path in MODULES}
@@ -100,7 +98,6 @@ def test_no_files_import_each_other_in_a_circle():
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
-@pytest.mark.core
 def test_nothing_needs_the_names_that_exist_for_ported_code():
     others = [path for path in ROOT.rglob("*.py") if room_of(path) != "compat"]
 
@@ -109,7 +106,6 @@ def test_nothing_needs_the_names_that_exist_for_ported_code():
     assert all("tfpolicies.compat" not in path.read_text() for path in others if path != told)
 
 
-@pytest.mark.core
 def test_nothing_needs_the_door_for_those_who_extend():
     others = [path for path in MODULES if room_of(path) != "extending"]
 

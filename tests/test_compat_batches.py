@@ -62,7 +62,6 @@ def test_callbacks_change_nested_observations_as_flat_rows():
 # -- one agent like many ------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_batch_of_one_policy_has_its_rows_by_the_policy_s_id():
     batch = three_rows()
     (found,) = batch.policy_batches.items()
@@ -104,7 +103,6 @@ def test_what_a_name_needs_is_said_where_nobody_imported_it():
 # -- the input of one step ----------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_the_step_behind_a_trajectory_observes_what_its_last_row_reached():
     batch = three_rows(new_obs=[[2.0], [3.0], [9.0]])
     step = batch.get_single_step_input_dict({"obs": NOW, "prev_actions": BEFORE})
@@ -206,7 +204,6 @@ def test_a_step_that_cannot_be_told_is_refused():
 # -- view requirements as JSON ------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("shift", [0, -2, [-3, -1], "-3:-1"])
 def test_a_view_requirement_goes_through_json(shift):
     space = spaces.Dict(a=spaces.Box(0.0, np.inf, (2,)), b=spaces.Discrete(3))

@@ -26,7 +26,6 @@ from tfpolicies.errors import ConfigError, UnknownSettingError, UsageError
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
-@pytest.mark.core
 def test_each_worker_is_told_how_many_steps_it_samples():
     config = AlgorithmConfig().training(train_batch_size=4000)
     config.rollouts(num_rollout_workers=3, num_envs_per_worker=2, rollout_fragment_length="auto")
@@ -37,7 +36,6 @@ def test_each_worker_is_told_how_many_steps_it_samples():
     assert config.total_train_batch_size == 4000
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("env", "is_game"),
     [("ALE/Pong-v5", True), ("CartPole-v1", False), ("Nothing", False), (CountingEnv, False)],
@@ -46,14 +44,12 @@ def test_games_are_known_by_their_name(env, is_game):
     assert AlgorithmConfig().environment(env).is_atari is is_game
 
 
-@pytest.mark.core
 def test_taking_a_setting_out_reads_it():
     config = PPOConfig().training(lr=0.5)
     assert config.pop("lr") == config.lr == 0.5
     assert config.pop("nothing", 7) == 7
 
 
-@pytest.mark.core
 def test_settings_about_several_agents_are_read_as_old_dicts_have_them():
     config = PPOConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
     found = config["multiagent"]
@@ -63,7 +59,6 @@ def test_settings_about_several_agents_are_read_as_old_dicts_have_them():
         config["multiagent"] = {}
 
 
-@pytest.mark.core
 def test_a_serialized_config_is_json_without_code():
     config = PPOConfig().environment(CountingEnv, observation_space=spaces.Discrete(3))
     config.multi_agent(policies={"b", "a"}, policy_mapping_fn=lambda *given, **more: "a")
@@ -170,7 +165,6 @@ def test_what_is_no_batch_of_as_many_rows_is_refused(changed):
     algorithm.stop()
 
 
-@pytest.mark.core
 def test_what_changes_rows_is_a_function():
     with pytest.raises(ConfigError, match=r"before_learn_on_batch must be None or a function"):
         DQNConfig().training(before_learn_on_batch=3)

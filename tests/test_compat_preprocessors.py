@@ -43,7 +43,6 @@ ONE = {"a": 1, "b": (np.array([1, 0]), np.array([[[7], [255]]], np.uint8))}
 ROW = [0, 1, 0, 1, 1, 0, 0, 7, 255]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("space", "kind", "shape"),
     [

@@ -37,7 +37,6 @@ def actions_of(buffer):
     return [item["actions"].tolist() for item in buffer._storage]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("unit", "batch", "wanted"),
     [
@@ -58,7 +57,6 @@ def test_items_are_what_the_unit_says(unit, batch, wanted):
         assert set(drawn["seq_lens"].tolist()) == {3, 4}
 
 
-@pytest.mark.core
 def test_a_full_buffer_is_written_over_from_its_first_item_on():
     buffer = ReplayBuffer(6, "fragments")
     for first in (0, 2, 4, 6):
@@ -91,7 +89,6 @@ def test_a_reservoir_keeps_every_item_equally_likely():
     assert 0 < stats["num_evicted"] <= 20
 
 
-@pytest.mark.core
 def test_weights_and_indexes_come_with_every_row_of_an_item():
     buffer = PrioritizedReplayBuffer(10, "fragments", alpha=1.0, seed=0)
     buffer.add(rows(0, 2), weight=4.0)
@@ -107,7 +104,6 @@ def test_weights_and_indexes_come_with_every_row_of_an_item():
             buffer.update_priorities(*wrong)
 
 
-@pytest.mark.core
 def test_steps_of_all_policies_are_drawn_together_in_lockstep():
     parts = {
         name: rows(first, first + 3, t=np.arange(3), eps_id=[5] * 3, agent_index=[i] * 3)
@@ -153,7 +149,6 @@ def test_long_sequences_are_cut_and_begin_without_memory_unless_told_otherwise()
     assert [x["state_in_0"].tolist() for x in whole] == [[[1.0]], [[2.0]]]
 
 
-@pytest.mark.core
 def test_errors_become_priorities_of_each_policy():
     buffer = MultiAgentPrioritizedReplayBuffer(
         9, prioritized_replay_alpha=1.0, prioritized_replay_beta=1.0, prioritized_replay_eps=0.5,

@@ -37,7 +37,6 @@ MADE = [
 NAMES = [type(schedule).__name__ for schedule, _ in MADE]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("schedule", "expected"), MADE, ids=NAMES)
 def test_a_schedule_is_a_function_of_the_time_step(schedule, expected):
     for t, value in expected.items():
@@ -107,7 +106,6 @@ def test_a_schedule_of_one_s_own_says_its_value():
     assert pickle.loads(pickle.dumps(PiecewiseSchedule(POINTS)))(5) == 60.0
 
 
-@pytest.mark.core
 def test_settings_take_schedules():
     lr = LinearSchedule(schedule_timesteps=100, initial_p=0.5, final_p=0.0)
     config = PPOConfig().training(lr=lr, model={"fcnet_hiddens": [4]})

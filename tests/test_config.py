@@ -41,7 +41,6 @@ def changed():
 # -- fluent -----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_fluent_method_returns_the_same_object_and_may_set_nothing(kind):
     config = kind()
@@ -71,7 +70,6 @@ def test_every_fluent_method_returns_the_same_object_and_may_set_nothing(kind):
     assert config.callbacks(DefaultCallbacks) is config
 
 
-@pytest.mark.core
 def test_a_call_changes_only_what_it_is_given():
     config = PPOConfig().training(lr=0.25)
     before = config.to_dict()
@@ -86,7 +84,6 @@ def test_none_is_a_value_and_not_nothing():
     assert config.callbacks(DefaultCallbacks).callbacks(None)["callbacks"] is None
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("method", "wrong", "hint"),
     [
@@ -230,7 +227,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda x: str(x)[:30])
 def test_a_wrong_value_is_refused_at_the_call_by_name_and_changes_nothing(name, value):
     config = changed()
@@ -244,7 +240,6 @@ def test_a_wrong_value_is_refused_at_the_call_by_name_and_changes_nothing(name, 
 # -- reading and aliases ----------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_settings_are_read_as_attributes_and_items_under_both_names():
     config = changed()
     assert config.lr == config["lr"] == 1e-3
@@ -277,7 +272,6 @@ def test_what_does_not_exist_is_an_attribute_and_a_key_error_with_near_matches()
         assert isinstance(caught.value, ConfigError)
 
 
-@pytest.mark.core
 def test_env_runners_are_rollouts_under_a_later_name():
     old = AlgorithmConfig().rollouts(num_rollout_workers=0, num_envs_per_worker=4)
     new = AlgorithmConfig().env_runners(num_env_runners=0, num_envs_per_env_runner=4)
@@ -314,7 +308,6 @@ def test_it_behaves_like_a_dict_for_readers():
 # -- merging ----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_model_optimizer_and_env_config_are_merged_and_others_replaced():
     config = PPOConfig().training(model={"fcnet_hiddens": [4]}, optimizer={"type": "sgd"})
     config.training(model={"fcnet_activation": "relu"}, optimizer={"momentum": 0.5})
@@ -353,7 +346,6 @@ def test_a_keras_model_or_a_factory_may_stand_for_the_model_config():
 # -- whole configs ----------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("make", [*CONFIGS, changed])
 def test_a_config_survives_the_way_through_a_dict(make):
     config = make()
@@ -363,7 +355,6 @@ def test_a_config_survives_the_way_through_a_dict(make):
     assert type(config)().update_from_dict(config.to_dict()) == config
 
 
-@pytest.mark.core
 def test_an_update_is_done_whole_or_not_at_all():
     config = changed()
     before = config.to_dict()
@@ -393,7 +384,6 @@ SEARCHED = {
 }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", SEARCHED)
 def test_a_config_keeps_search_spaces_and_refuses_them_where_values_are_needed(name):
     config = changed().update_from_dict({name: SEARCHED[name]})
@@ -407,7 +397,6 @@ def test_a_config_keeps_search_spaces_and_refuses_them_where_values_are_needed(n
     assert not config.is_frozen
 
 
-@pytest.mark.core
 def test_a_value_takes_the_place_of_a_search_space():
     config = changed().update_from_dict(SEARCHED)
     config.training(model={"fcnet_activation": "relu"})  # beside what is searched
@@ -420,7 +409,6 @@ def test_a_value_takes_the_place_of_a_search_space():
     config.validate()
 
 
-@pytest.mark.core
 def test_a_search_space_among_the_settings_of_a_policy_is_refused_at_once():
     config = PPOConfig()
     with pytest.raises(ConfigError, match=r"policies\['a'\].config: lr has the search space"):
@@ -450,7 +438,6 @@ def test_the_repr_shows_what_was_changed():
 # -- copies and memory ------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_copy_is_equal_and_independent():
     config = changed()
     twin = config.copy()
@@ -481,7 +468,6 @@ def test_frozenness_is_copied_as_asked():
     assert config.lr == 1e-3
 
 
-@pytest.mark.core
 def test_what_the_caller_does_with_his_containers_afterwards_changes_nothing():
     hiddens, env_config, schedule = [8, 8], {"deep": {"b": 2}}, [[0, 1.0], [5, 0.5]]
     config = PPOConfig().training(model={"fcnet_hiddens": hiddens}, lr_schedule=schedule)
@@ -497,7 +483,6 @@ def test_what_the_caller_does_with_his_containers_afterwards_changes_nothing():
     assert config == kept
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_containers_that_are_read_cannot_reach_other_configs_or_the_defaults(kind):
     defaults = copy.deepcopy(MODEL_DEFAULTS)
@@ -519,7 +504,6 @@ WRITES = {
 }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("write", WRITES)
 def test_what_is_written_into_a_dict_of_a_config_becomes_the_setting(write):
     change, name, wanted = WRITES[write]
@@ -530,7 +514,6 @@ def test_what_is_written_into_a_dict_of_a_config_becomes_the_setting(write):
     assert other == changed()
 
 
-@pytest.mark.core
 def test_what_is_deleted_from_a_dict_of_a_config_has_its_default_again():
     config = changed()
     config.env_config["deep"].clear()
@@ -542,7 +525,6 @@ def test_what_is_deleted_from_a_dict_of_a_config_has_its_default_again():
     assert config.model == PPOConfig().model
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("write", "words"),
     [
@@ -558,7 +540,6 @@ def test_what_is_no_setting_cannot_be_written_into_a_dict_of_a_config(write, wor
     assert config == changed()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("write", WRITES)
 def test_dicts_of_a_frozen_config_cannot_be_written(write):
     config = changed().copy(copy_frozen=True)
@@ -567,7 +548,6 @@ def test_dicts_of_a_frozen_config_cannot_be_written(write):
     assert config == changed()
 
 
-@pytest.mark.core
 def test_mappings_that_are_no_plain_dicts_stay_what_they_are():
     space = gym.spaces.Dict(a=gym.spaces.Discrete(2))
     counts = collections.Counter("aab")
@@ -594,7 +574,6 @@ def test_a_dict_that_is_read_can_be_copied_into_a_plain_one():
 # -- frozen -----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     "change",
     [
@@ -677,7 +656,6 @@ def test_contradicting_settings_are_named(config, words):
     assert config.to_dict() == before
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_defaults_are_valid(kind):
     assert kind().validate() is None

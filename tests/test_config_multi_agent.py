@@ -57,7 +57,6 @@ def league():
 # -- at the call ------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_the_defaults_are_one_policy_for_all_agents_that_is_trained():
     config = AlgorithmConfig()
     assert config.policies == {DEFAULT_POLICY_ID: PolicySpec()}
@@ -70,7 +69,6 @@ def test_the_defaults_are_one_policy_for_all_agents_that_is_trained():
     assert not config.is_multi_agent()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("ids", [["b", "a"], ("b", "a"), {"b", "a"}, frozenset("ba")], ids=type)
 def test_ids_become_specs(ids):
     config = AlgorithmConfig().multi_agent(policies=ids)
@@ -81,7 +79,6 @@ def test_ids_become_specs(ids):
         assert list(config.policies) == ["b", "a"]
 
 
-@pytest.mark.core
 def test_tuples_lists_and_specs_become_specs():
     values = (PGTF2Policy, LINE, TWO, {"gamma": 0.5})
     spec = PolicySpec(*values)
@@ -97,14 +94,12 @@ def test_a_whole_config_as_overrides_gives_all_of_its_settings():
     assert (made.gamma, made.lr) == (0.5, 5e-5)
 
 
-@pytest.mark.core
 def test_new_policies_replace_all_that_were():
     config = league().multi_agent(policies=["d"])
     assert list(config.policies) == ["d"]
     assert config.policy_map_capacity == 2
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -157,7 +152,6 @@ def test_what_is_wrong_is_named_and_nothing_is_changed(settings, words):
     assert config == league()
 
 
-@pytest.mark.core
 def test_an_unknown_or_positional_argument_is_a_type_error():
     with pytest.raises(TypeError, match=r"'polices'\. Did you mean 'policies'"):
         AlgorithmConfig().multi_agent(polices={"a"})
@@ -167,7 +161,6 @@ def test_an_unknown_or_positional_argument_is_a_type_error():
         AlgorithmConfig().multi_agent(["a"])
 
 
-@pytest.mark.core
 def test_nothing_given_changes_nothing_and_minus_one_is_not_given():
     config = league()
     assert config.multi_agent() is config
@@ -183,7 +176,6 @@ def test_none_for_the_mapping_and_for_who_is_trained_are_the_defaults():
     assert config.policies_to_train is None
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("nobody", [[], set(), ()], ids=repr)
 def test_nobody_to_train_is_taken_at_its_word_with_a_warning(nobody, caplog):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
@@ -195,7 +187,6 @@ def test_nobody_to_train_is_taken_at_its_word_with_a_warning(nobody, caplog):
     assert config.validate() is None
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("policies", "many"),
     [({DEFAULT_POLICY_ID}, False), ({"a"}, True), ({DEFAULT_POLICY_ID, "a"}, True), ({}, True)],
@@ -204,7 +195,6 @@ def test_a_sole_default_policy_is_no_multi_agent_setup(policies, many):
     assert AlgorithmConfig().multi_agent(policies=policies).is_multi_agent() is many
 
 
-@pytest.mark.core
 def test_who_is_trained_must_be_defined():
     config = AlgorithmConfig().multi_agent(policies=["main", "other"], policies_to_train=["mian"])
     with pytest.raises(ConfigError, match=r"'mian'\], not defined .* Did you mean 'main'"):
@@ -212,7 +202,6 @@ def test_who_is_trained_must_be_defined():
     assert config.multi_agent(policies_to_train=["main"]).validate() is None
 
 
-@pytest.mark.core
 def test_a_frozen_config_refuses_new_policies():
     config = league()
     config.freeze()
@@ -247,7 +236,6 @@ def test_what_the_caller_does_with_his_containers_afterwards_changes_nothing():
 # -- dicts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_dict_has_four_tuples_and_brings_everything_back():
     config = league()
     as_dict = config.to_dict()
@@ -260,14 +248,12 @@ def test_a_dict_has_four_tuples_and_brings_everything_back():
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-@pytest.mark.core
 def test_a_checkpoint_can_hold_it():
     config = league().multi_agent(policy_mapping_fn=None)
     record = json.loads(json.dumps(encode_value(config.to_dict())))
     assert PPOConfig.from_dict(decode_settings(record)) == config
 
 
-@pytest.mark.core
 def test_old_dict_configs_have_it_under_multiagent():
     nested = {
         "policies": {"a": (None, LINE, TWO, {}), "b": (None, LINE, TWO, {})},
@@ -286,7 +272,6 @@ def test_old_dict_configs_have_it_under_multiagent():
     assert config.lr == 0.5
 
 
-@pytest.mark.core
 def test_multiagent_is_no_setting_of_its_own(monkeypatch):
     monkeypatch.setattr(ported, "MODULES", {})  # as without the names for ported code
     config = PPOConfig()
@@ -348,13 +333,11 @@ def two():
     )
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("env", [SharedSpaces(), EqualSpaces()], ids=lambda e: type(e).__name__)
 def test_spaces_that_agents_share_are_those_of_all_policies(env):
     assert spaces_of(two(), env=env) == {"a_policy": (PLANE, THREE), "b_policy": (PLANE, THREE)}
 
 
-@pytest.mark.core
 def test_spaces_by_agent_go_to_the_policies_that_agents_are_mapped_to():
     assert spaces_of(two(), env=OwnSpaces()) == {
         "a_policy": (LINE, TWO),
@@ -362,14 +345,12 @@ def test_spaces_by_agent_go_to_the_policies_that_agents_are_mapped_to():
     }
 
 
-@pytest.mark.core
 def test_a_policy_that_no_agent_has_yet_has_no_spaces():
     config = two().multi_agent(policies=["a_policy", "b_policy", "later"])
     assert spaces_of(config, env=OwnSpaces())["later"] == (None, None)
     assert spaces_of(config, env=EqualSpaces())["later"] == (PLANE, THREE)
 
 
-@pytest.mark.core
 def test_agents_of_one_policy_must_have_the_same_spaces():
     config = two().multi_agent(policy_mapping_fn=lambda *args, **kwargs: "a_policy")
     with pytest.raises(
@@ -393,7 +374,6 @@ def test_a_mapping_that_needs_an_episode_is_told_what_to_do():
     assert spaces_of(config, env=EqualSpaces())["a_policy"] == (PLANE, THREE)
 
 
-@pytest.mark.core
 def test_an_environment_of_one_agent_gives_its_spaces_even_if_they_are_dicts():
     class OneAgent(gym.Env):
         observation_space = gym.spaces.Dict({"left": LINE, "right": PLANE})
@@ -412,7 +392,6 @@ def test_of_a_vector_environment_the_single_spaces_count():
     envs.close()
 
 
-@pytest.mark.core
 def test_spaces_are_looked_for_in_the_spec_then_those_given_then_the_env_then_the_config():
     config = AlgorithmConfig().environment(observation_space=LINE, action_space=TWO)
     config.multi_agent(policies={"a": PolicySpec(observation_space=PLANE), "b": PolicySpec()})
@@ -426,14 +405,12 @@ def test_spaces_are_looked_for_in_the_spec_then_those_given_then_the_env_then_th
     assert spaces_of(config, spaces=given) == {"a": (PLANE, TWO), "b": (PLANE, TWO)}
 
 
-@pytest.mark.core
 def test_a_space_that_nobody_names_is_an_error_with_the_policys_id():
     config = AlgorithmConfig().multi_agent(policies={"main": PolicySpec(observation_space=LINE)})
     with pytest.raises(ConfigError, match="action_space not provided for policy 'main'"):
         config.get_multi_agent_setup()
 
 
-@pytest.mark.core
 def test_each_policy_gets_a_whole_config_of_its_own():
     config = league().training(gamma=0.75)
     specs, _ = config.get_multi_agent_setup(env=SharedSpaces(), default_policy_class=PPOTF2Policy)
@@ -470,7 +447,6 @@ def test_a_class_written_by_hand_may_have_settings_of_its_own():
         config.multi_agent(policies={"a": (ByHand, LINE, TWO, {"mood": 1, "lr": -1})})
 
 
-@pytest.mark.core
 def test_policies_may_be_given_with_the_question():
     specs, _ = two().get_multi_agent_setup(policies={"x": (None, LINE, TWO, {})})
     assert list(specs) == ["x"]
@@ -478,7 +454,6 @@ def test_policies_may_be_given_with_the_question():
         two().get_multi_agent_setup(policies={"x": (None, LINE, TWO, {"gama": 1})})
 
 
-@pytest.mark.core
 def test_who_is_trained_is_asked_by_id_and_batch():
     def question(config):
         return config.get_multi_agent_setup(env=SharedSpaces())[1]
@@ -496,7 +471,6 @@ def test_who_is_trained_is_asked_by_id_and_batch():
 # -- what policies hold -----------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_policy_does_not_carry_the_settings_of_all_others():
     config = league()
     for kind in (PPOConfig, PGConfig, DQNConfig):

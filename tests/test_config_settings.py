@@ -162,7 +162,6 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("method", DEFAULTS)
 def test_every_argument_has_its_default_and_is_taken_at_it(method):
     for name, value in DEFAULTS[method].items():
@@ -242,7 +241,6 @@ def test_each_constant_is_tried_here():
     assert set(OTHERS) == set(CONSTANTS)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
     constant, config = CONSTANTS[name], PPOConfig()
@@ -259,7 +257,6 @@ def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
     assert config == PPOConfig()
 
 
-@pytest.mark.core
 def test_constants_are_read_but_are_no_part_of_the_dict():
     config = AlgorithmConfig()
     assert not set(CONSTANTS) & set(config.to_dict())
@@ -297,7 +294,6 @@ def test_a_frozen_config_takes_what_changes_nothing():
     assert config.environment(render_env=False).offline_data(input_="sampler") is config
 
 
-@pytest.mark.core
 def test_scripts_that_switch_the_other_stack_off_run():
     config = PPOConfig().api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
@@ -309,7 +305,6 @@ def test_scripts_that_switch_the_other_stack_off_run():
 # -- two names --------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("alias", ALIASES)
 def test_both_names_are_one_setting(alias):
     name = ALIASES[alias]
@@ -320,7 +315,6 @@ def test_both_names_are_one_setting(alias):
     assert kind.overrides(**{alias: 1}) == {name: 1}
 
 
-@pytest.mark.core
 def test_dicts_have_the_names_of_old_dict_configs():
     as_dict = PPOConfig().to_dict()
     assert set(DICT_NAMES.values()) <= set(as_dict)
@@ -334,7 +328,6 @@ def test_dicts_have_the_names_of_old_dict_configs():
     } == set(DICT_NAMES.values())
 
 
-@pytest.mark.core
 def test_env_runners_take_what_moved_there_later():
     config = PPOConfig().env_runners(
         num_env_runners=0,
@@ -361,7 +354,6 @@ def test_env_runners_take_what_moved_there_later():
     assert config == expected  # all or nothing, over sections too
 
 
-@pytest.mark.core
 def test_failures_are_still_taken_by_rollouts_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         config = PPOConfig().rollouts(recreate_failed_workers=True, num_envs_per_worker=2)
@@ -380,7 +372,6 @@ def test_failures_are_still_taken_by_rollouts_with_a_warning(caplog):
 # -- evaluation -------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_evaluation_workers_sample_one_episode_at_a_time():
     config = PPOConfig().training(gamma=0.5).evaluation(evaluation_config={"explore": False})
     made = config.get_evaluation_config_object()
@@ -390,7 +381,6 @@ def test_evaluation_workers_sample_one_episode_at_a_time():
     assert (config.explore, config.in_evaluation) == (True, False)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("duration", "workers", "rows"), [(100, 0, 100), (100, 3, 34), ("auto", 2, 10)]
 )
@@ -429,7 +419,6 @@ def test_a_custom_model_may_mask_by_another_key():
 # -- a new setting ----------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Training(PPOTraining):
@@ -457,7 +446,6 @@ def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
             config.training(**{name: -1})
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("config_class", ALGORITHMS)
 def test_whatever_a_setting_is_given_is_taken_or_refused_in_a_short_sentence(config_class):
     array, messages = np.array([1.0, 2.0]), []
@@ -486,7 +474,6 @@ def test_a_value_that_cannot_be_shown_is_described():
     assert show_value([1, "a"]) == "[1, 'a']"
 
 
-@pytest.mark.core
 def test_numbers_are_what_floats_hold_and_arrays_are_no_choices():
     for rule in (AMOUNT, POSITIVE, UNIT, FINITE):
         assert rule.holds(0.5)

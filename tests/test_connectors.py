@@ -64,7 +64,6 @@ def stacked(frames, values, env_ids, agents=None):
 # -- FrameStack -------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_the_last_frames_are_seen_oldest_first():
     frames = connected(FrameStack(3), LINE)
     assert stacked(frames, [1, 5], [0, 1]) == [[1, 1, 1], [5, 5, 5]]
@@ -73,7 +72,6 @@ def test_the_last_frames_are_seen_oldest_first():
     assert stacked(frames, [4, 8], [0, 1]) == [[2, 3, 4], [6, 7, 8]]
 
 
-@pytest.mark.core
 def test_a_reset_forgets_one_environment_alone():
     frames = connected(FrameStack(2), LINE)
     stacked(frames, [1, 5, 7], [0, 1, 2])
@@ -116,7 +114,6 @@ def test_many_random_resets_agree_with_lists():
             kept.pop(env, None)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("shape", "result"),
     [
@@ -179,7 +176,6 @@ def test_what_does_not_fit_is_refused():
 # -- other agent connectors -------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_rewards_are_clipped_or_signed():
     step = AgentStep(column(0, 0, 0), np.arange(3), np.array([-3.0, 0.25, 0.0]))
     assert ClipReward(limit=0.5)(step).rewards.tolist() == [-0.5, 0.25, 0]
@@ -205,7 +201,6 @@ def test_floats_of_observations_are_clipped():
             ClipObservations(*bounds)
 
 
-@pytest.mark.core
 def test_any_observation_becomes_one_vector():
     flatten = FlattenObservations()
     seen = flatten.connect(NESTED)
@@ -231,7 +226,6 @@ def test_any_observation_becomes_one_vector():
 # -- action connectors ------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_normalised_actions_are_mapped_into_the_space():
     unsquash = connected(UnsquashActions(), BOUNDED)
     actions = np.array([[-1, -1], [0, 0], [1, 1], [-7, 7]], np.float32)
@@ -276,7 +270,6 @@ def test_actions_that_do_not_fit_are_refused():
 # -- pipelines --------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_connectors_are_called_in_their_order():
     pipeline = AgentConnectorPipeline([Doubling(), FrameStack(2), ClipReward(limit=1.0)])
     assert pipeline.connect(LINE).shape == (2,)
@@ -363,7 +356,6 @@ def test_a_change_that_fails_leaves_the_pipeline_as_it_was():
     assert pipeline.observation_space(LINE).shape == (2,)
 
 
-@pytest.mark.core
 def test_each_connector_is_timed_in_its_own_pipeline():
     agent = AgentConnectorPipeline([FrameStack(2)])
     action = ActionConnectorPipeline([UnsquashActions(), ClipActions()])
@@ -380,7 +372,6 @@ def test_each_connector_is_timed_in_its_own_pipeline():
 # -- states -----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_pipelines_are_restored_from_json():
     agent = AgentConnectorPipeline([Doubling(), FrameStack(2), ClipReward(limit=0.5)])
     action = ActionConnectorPipeline([UnsquashActions()])

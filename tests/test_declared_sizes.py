@@ -14,8 +14,6 @@ from tfpolicies.models.extent import built_from, extent_of, require_room
 from tfpolicies.storage.manifest import checksum
 from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
 
-pytestmark = pytest.mark.core
-
 HUGE = 10**9
 IMAGE = {"type": "Box", "dtype": "uint8", "shape": [10**5, 10**5], "low": 0, "high": 255}
 

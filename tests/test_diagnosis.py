@@ -114,7 +114,6 @@ def told(caplog, iterations, action_space=TWO, *, sizes=(1.0, 16.0), run=None, *
 CLIPPED = {"vf_clipped": 0.9}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("stats", "space", "words"),
     [
@@ -151,7 +150,6 @@ def test_what_holds_for_some_iterations_is_told_once_with_number_and_setting(
         assert each in line
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("stats", "space"),
     [
@@ -176,7 +174,6 @@ def test_sound_statistics_say_nothing(stats, space, caplog):
 OBS_LARGE = {"sizes": (2.5e5, 16.0)}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("about", "words"),
     [
@@ -192,7 +189,6 @@ def test_settings_and_observations_that_keep_a_run_from_learning_are_told(about,
     assert told(caplog, [{}] * 2, **about) == []
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     "about",
     [
@@ -208,7 +204,6 @@ def test_usual_horizons_and_observations_say_nothing(about, caplog):
     assert told(caplog, [{}] * 9, **about) == []
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("about", "stats", "told_first"),
     [
@@ -226,7 +221,6 @@ def test_the_line_about_a_cause_hides_those_about_what_it_explains(
     assert told_first in line
 
 
-@pytest.mark.core
 def test_symptoms_wait_until_the_cause_has_had_its_time_to_show(caplog):
     same = [RolloutMetrics(200, -200.0)] * 60
     flat = {"episodes": same, "first_returns": [-200.0] * 20, "recent_returns": {"mean": -200.0}}
@@ -242,7 +236,6 @@ def test_symptoms_wait_until_the_cause_has_had_its_time_to_show(caplog):
     assert told(caplog, [CLIPPED] * 9, run={"episodes_total": 19}) == []  # too few to judge by
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("mean", "count"), [(-1101.0, 1), (-1099.0, 0), (math.nan, 1)])
 def test_a_run_whose_returns_grow_by_a_deviation_is_sound(mean, count, caplog):
     run = {"recent_returns": {"mean": mean}}
@@ -250,7 +243,6 @@ def test_a_run_whose_returns_grow_by_a_deviation_is_sound(mean, count, caplog):
     assert told(caplog, [CLIPPED] * 9, run={**run, "first_returns": None}) == []  # not known
 
 
-@pytest.mark.core
 def test_values_that_rewards_allow_are_no_explosion(caplog):
     assert told(caplog, [{"vf_loss": 4e6, "vf_explained_var": 0.5}] * 9) == []
     assert told(caplog, [{"mean_q": 4e3}] * 9) == []

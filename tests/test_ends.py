@@ -272,7 +272,6 @@ def test_an_environment_that_swallows_interruptions_is_named_and_left(here: Path
     goes_on(run, errors, 2)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("number", "module"),
     [
@@ -300,7 +299,6 @@ sys.exit(main())
     assert errors in ("Interrupted.\n", "Terminated.\n", "Hung up.\n")
 
 
-@pytest.mark.core
 def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None:
     before = signal.getsignal(signal.SIGTERM)
     found = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -325,7 +323,6 @@ def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.core
 def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     class Dying:
         def __del__(self) -> None:
@@ -343,7 +340,6 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFi
     assert sys.unraisablehook is hook
 
 
-@pytest.mark.core
 def test_the_destructor_of_what_a_signal_left_half_made_reports_nothing() -> None:
     code = """
 import signal
@@ -369,7 +365,6 @@ with Signals():
     assert (shown, errors) == ("ended\ndeleted\n", "")
 
 
-@pytest.mark.core
 def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_not(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -395,7 +390,6 @@ def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_no
     assert capfd.readouterr().err == line
 
 
-@pytest.mark.core
 def test_a_forked_child_has_the_signals_that_were_found() -> None:
     code = """
 import os, signal, time, warnings
@@ -432,7 +426,6 @@ def test_output_that_nobody_reads_ends_the_training_with_a_checkpoint(here: Path
     goes_on(run, errors, len(iterations(run)))
 
 
-@pytest.mark.core
 def test_standard_files_that_are_closed_stay_nothing(tmp_path: Path) -> None:
     code = """
 import os, sys
@@ -453,7 +446,6 @@ os._exit(100 + status if opened > 2 else 1)
     assert process.returncode == 100
 
 
-@pytest.mark.core
 def test_help_tells_every_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out.partition("exit status:\n")[2]

@@ -119,7 +119,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("create", "env_config", "expected"), CALLS)
 def test_the_signature_decides_how_a_class_is_called_here_and_in_the_player(
     create, env_config, expected
@@ -131,7 +130,6 @@ def test_the_signature_decides_how_a_class_is_called_here_and_in_the_player(
     assert player.make_env(functools.partial(cls), env_config).told == expected
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("create", "env_config", "words"), REFUSED)
 def test_settings_that_fit_no_signature_are_refused_and_the_signature_is_shown(
     create, env_config, words
@@ -263,7 +261,6 @@ def array_reward(self, action):
     return np.zeros(2, np.float32), np.array([1.0]), False, False, {}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("cls", "words"),
     [

@@ -53,7 +53,6 @@ def config(env=SeededEnv, **evaluation):
 # -- playing ----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("mode", ["plain", "next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("episodes", [1, 2, 3, 10, 11])
 def test_the_exact_number_of_whole_episodes_is_played(mode, episodes):
@@ -69,7 +68,6 @@ def test_the_exact_number_of_whole_episodes_is_played(mode, episodes):
     assert sorted((m.episode_length, m.episode_reward) for m in played) == sorted(expected)
 
 
-@pytest.mark.core
 def test_short_episodes_are_not_favoured():
     envs = make_environments(uneven, 2, EnvContext({}))
     lengths = [m.episode_length for m in play_episodes(zero_policy(), envs, Goal(10, True))]
@@ -274,7 +272,6 @@ def test_a_function_of_ones_own_evaluates_with_the_present_policies():
     assert seen == [True]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_one_sample_of_a_function_of_ones_own_gives_whole_episodes(num_envs):
     def own(algorithm, workers):

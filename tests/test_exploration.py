@@ -102,7 +102,6 @@ def softmax(logits):
 # -- every strategy ------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("kind", "space"), CASES, ids=ids(CASES))
 def test_zero_noise_is_greedy_whatever_the_parameters(kind, space):
     exploration, dist_class = make(kind, space)
@@ -208,7 +207,6 @@ def test_a_restored_state_goes_on_alike(kind, space):
 # -- sampling ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_sampling_is_that_of_the_distribution():
     exploration, dist_class = make(None, DISCRETE)
     inputs, rng = random_inputs(dist_class), np.random.default_rng(0)
@@ -224,7 +222,6 @@ def test_sampling_is_that_of_the_distribution():
     ) == (0, 4, {})
 
 
-@pytest.mark.core
 def test_first_steps_are_random_and_later_ones_sampled():
     exploration, dist_class = make("StochasticSampling", DISCRETE, random_timesteps=10)
     row = [2.0, 0.0, MASKED_LOGIT, 1.0]
@@ -238,7 +235,6 @@ def test_first_steps_are_random_and_later_ones_sampled():
     assert exploration.params(9, explore=False).tolist() == [0]
 
 
-@pytest.mark.core
 def test_soft_q_samples_logits_divided_by_the_temperature():
     row = [1.0, 0.5, -1.0, 0.0]
     for temperature in (0.5, 2.0):
@@ -250,7 +246,6 @@ def test_soft_q_samples_logits_divided_by_the_temperature():
         np.testing.assert_allclose(logp, np.log(wanted)[actions], rtol=1e-5)
 
 
-@pytest.mark.core
 def test_random_is_uniform_over_every_kind_of_space():
     space = spaces.Tuple(
         [
@@ -296,7 +291,6 @@ def test_random_actions_of_normalised_policies_are_normalised():
 # -- epsilon-greedy ------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_epsilon_greedy_picks_valid_actions_at_the_rate_of_epsilon():
     exploration, dist_class = make("EpsilonGreedy", DISCRETE, epsilon_schedule=0.3)
     row = [1.0, MASKED_LOGIT, 2.0, 0.0]
@@ -313,7 +307,6 @@ def test_epsilon_greedy_picks_valid_actions_at_the_rate_of_epsilon():
     require_frequencies(greedy.astype(int), [1 - share, share])
 
 
-@pytest.mark.core
 def test_epsilon_follows_its_schedule():
     exploration, _ = make(
         "EpsilonGreedy",
@@ -337,7 +330,6 @@ def test_epsilon_follows_its_schedule():
         assert numbers == [1.0, 0.75, 0.0, 0.0]
 
 
-@pytest.mark.core
 def test_each_worker_has_its_own_epsilon():
     epsilons = []
     for index in range(4):
@@ -353,7 +345,6 @@ def test_each_worker_has_its_own_epsilon():
 # -- noise on continuous actions -----------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_gaussian_noise_has_its_deviation_and_stays_within_bounds():
     exploration, dist_class = make("GaussianNoise", BOX, stddev=0.5, scale_timesteps=100)
     assert exploration.params(1050, explore=True) == pytest.approx([0, 0.5 * 0.51])
@@ -369,7 +360,6 @@ def test_gaussian_noise_has_its_deviation_and_stays_within_bounds():
     assert not logp.any()
 
 
-@pytest.mark.core
 def test_ornstein_uhlenbeck_noise_wanders_for_all_rows_together():
     exploration, dist_class = make(
         "OrnsteinUhlenbeckNoise", BOX, random_timesteps=0, ou_base_scale=0.5, initial_scale=2.0
@@ -404,7 +394,6 @@ class Cautious(EpsilonGreedy):
         return self.share * super().params(timestep, explore)
 
 
-@pytest.mark.core
 def test_types_are_names_classes_and_paths():
     dist_class = ActionDistribution.of(DISCRETE)
     for config in (None, {}, {"type": None}, {"type": "StochasticSampling"}):
@@ -418,7 +407,6 @@ def test_types_are_names_classes_and_paths():
         assert exploration.params(0, explore=True).tolist() == [0.25]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("space", "config", "message"),
     [
@@ -454,7 +442,6 @@ def test_what_is_unknown_or_does_not_fit_is_refused(space, config, message):
     assert isinstance(error.value, ValueError)
 
 
-@pytest.mark.core
 def test_numbers_of_one_policy_do_not_change_the_key():
     def key(kind, space, **settings):
         exploration, _ = make(kind, space, **settings)
@@ -474,7 +461,6 @@ def test_numbers_of_one_policy_do_not_change_the_key():
     assert first == second != key("StochasticSampling", DISCRETE)
 
 
-@pytest.mark.core
 def test_parameters_are_inputs_so_that_one_trace_serves_all():
     exploration, dist_class = make("EpsilonGreedy", DISCRETE)
     traces = []

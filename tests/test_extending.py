@@ -133,7 +133,6 @@ n_step_returns one_of register_box_distribution register_tuned setting
 """What stays where it is for those who extend the package."""
 
 
-@pytest.mark.core
 def test_the_names_for_extending_stay_and_the_page_has_each():
     assert sorted(extending.__all__) == sorted(NAMES.split())
     assert not set(extending.__all__) & set(tfpolicies.__all__)
@@ -152,7 +151,6 @@ class OwnConfig(PPOConfig):
     training_section = OwnTraining
 
 
-@pytest.mark.core
 def test_a_setting_of_ones_own_may_have_the_name_that_another_one_has_elsewhere():
     config = OwnConfig().training(num_epochs=7)
     assert config.num_epochs == config["num_epochs"] == 7
@@ -171,7 +169,6 @@ def test_a_setting_of_ones_own_may_have_the_name_that_another_one_has_elsewhere(
     assert (again.num_workers, again.num_rollout_workers) == (4, 2)
 
 
-@pytest.mark.core
 def test_settings_that_a_policy_lists_and_its_config_lacks_are_named():
     class Without(PPOTF2Policy):
         hyperparameters = (*PPOTF2Policy.hyperparameters, "fine")
@@ -186,7 +183,6 @@ def test_settings_that_a_policy_lists_and_its_config_lacks_are_named():
         Static(OBS, TWO, {})
 
 
-@pytest.mark.core
 def test_a_config_with_more_settings_than_its_algorithm_knows_is_refused():
     config = OwnConfig()
     told = r"OwnConfig has the setting 'fine', but the config of PPO is PPOConfig, which has no "
@@ -237,7 +233,6 @@ def test_a_loss_that_is_no_scalar_tensor_is_refused(given):
         policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
 
 
-@pytest.mark.core
 def test_losses_of_several_networks_that_became_one_tensor_are_refused():
     class Wrong(TD3TF2Policy):
         def loss(self, model, dist_class, train_batch):
@@ -283,14 +278,12 @@ def test_each_of_several_losses_depends_on_its_network():
             policy.learn_on_batch(random_batch(policy, 4))
 
 
-@pytest.mark.core
 def test_a_masked_mean_takes_rows_alone():
     assert masked_mean(tf.constant([1.0, 2.0, 6.0]), tf.constant([1.0, 1.0, 0.0])) == 1.5
     with pytest.raises(UsageError, match=r"one number for each row, \[B\], .* of shape \(3, 1\)"):
         masked_mean(tf.constant([[1.0], [2.0], [6.0]]), tf.constant([1.0, 1.0, 0.0]))
 
 
-@pytest.mark.core
 def test_postprocessing_that_forgets_its_batch_is_told_to_return_it():
     class Forgets(PGTF2Policy):
         def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
@@ -307,7 +300,6 @@ class FinedPolicy(PPOTF2Policy):
     hyperparameters = (*PPOTF2Policy.hyperparameters, "fine")
 
 
-@pytest.mark.core
 def test_a_policy_with_settings_of_its_own_has_them():
     assert FinedPolicy(OBS, TWO, {"fine": 0.5, "inference": "tf"}).hyper("fine") == 0.5
 
@@ -349,7 +341,6 @@ def test_classes_of_a_script_that_wait_for_others_travel_to_other_processes():
     assert travelled.get_default_config().algo_class is travelled
 
 
-@pytest.mark.core
 def test_a_class_that_is_waited_for_and_never_comes_is_named():
     class Waiting(PPOTF2Policy):
         config_class = later("NoSuchConfig")

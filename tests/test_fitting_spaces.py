@@ -58,7 +58,6 @@ def worker_of(env, **spec):
     )
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("wide", "narrow", "expected"),
     [
@@ -94,7 +93,6 @@ def test_what_one_space_holds_of_another(wide, narrow, expected):
     assert holds(wide, narrow) is expected
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
@@ -194,7 +192,6 @@ def test_an_environment_with_other_spaces_than_in_training_is_refused(trained, w
     np.testing.assert_equal(again.get_weights().keys(), before.keys())
 
 
-@pytest.mark.core
 def test_other_bounds_of_observations_are_told_in_one_line(trained, caplog):
     config = {"env": Task, "env_config": {"observed": spaces.Box(-9, 9, (3,))}}
     again = Algorithm.from_checkpoint(trained, config=config)
@@ -211,7 +208,6 @@ def test_observations_may_have_parts_that_nobody_reads():
     assert not holds(seen, read, in_part=True)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -90,7 +90,6 @@ class OnRows(Policy):
         return {}
 
 
-@pytest.mark.core
 def test_a_class_that_asks_for_flat_observations_gets_rows_everywhere():
     config = AlgorithmConfig().environment(Nested).rollouts(rollout_fragment_length=3)
     worker = RolloutWorker(config=config, default_policy_class=OnRows)
@@ -108,7 +107,6 @@ def test_a_class_that_asks_for_flat_observations_gets_rows_everywhere():
         np.testing.assert_array_equal(given, EPISODE_ROWS[1:2])
 
 
-@pytest.mark.core
 def test_other_classes_get_observations_as_the_environment_has_them():
     class Plain(OnRows):
         flat_observations = False
@@ -166,7 +164,6 @@ def doing(*action):
 # -- actions --------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("settings", "action", "wanted"),
     [
@@ -189,7 +186,6 @@ def test_actions_of_a_policy_written_by_hand_are_unsquashed_and_clipped(settings
     np.testing.assert_allclose(session.act(np.zeros(1)), wanted, atol=1e-6)
 
 
-@pytest.mark.core
 def test_agents_actions_are_unsquashed_and_their_own():
     worker = worker_of(Constant, Two, policies={"default_policy"})
     worker.sample()
@@ -197,7 +193,6 @@ def test_agents_actions_are_unsquashed_and_their_own():
         np.testing.assert_allclose(line.taken, [[3.0, 1.0]] * 4, atol=1e-6)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("space", "action", "wanted"),
     [
@@ -229,7 +224,6 @@ def test_only_boxes_are_mapped(space, action, wanted):
         assert {key: x.tolist() for key, x in alone.items()} == wanted
 
 
-@pytest.mark.core
 def test_an_action_that_is_not_normalised_warns_once_and_is_clipped(caplog):
     policy_class = doing(3.0, 0.0)
     with caplog.at_level(logging.WARNING, "tfpolicies"):
@@ -243,7 +237,6 @@ def test_an_action_that_is_not_normalised_warns_once_and_is_clipped(caplog):
     np.testing.assert_allclose(worker.env.taken[0], [4.0, 0.0], atol=1e-6)
 
 
-@pytest.mark.core
 def test_the_number_that_is_told_is_one_that_is_scaled(caplog):
     space = spaces.Box(np.float32([-np.inf, -2]), np.float32([np.inf, 2]))
     with caplog.at_level(logging.WARNING, "tfpolicies"):
@@ -252,7 +245,6 @@ def test_the_number_that_is_told_is_one_that_is_scaled(caplog):
     assert "gave the action 3," in line
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("given", [(None, None), ([], None), (None, {}), (np.zeros(2), {})])
 def test_what_compute_actions_returns_beside_actions_is_asked_for_in_its_form(given):
     class Short(Constant):
@@ -299,7 +291,6 @@ class Asking(Constant):
         return super().compute_actions(obs_batch)
 
 
-@pytest.mark.core
 def test_a_policy_is_given_what_its_signature_asks_for():
     worker = worker_of(Asking)
     policy = worker.get_policy()
@@ -322,7 +313,6 @@ def test_a_policy_is_given_what_its_signature_asks_for():
     assert [lengths for *_, lengths in policy.kept] == [[0], [1], [2]]
 
 
-@pytest.mark.core
 def test_each_agents_policy_is_given_what_its_signature_asks_for():
     worker = worker_of(Asking, Two)
     batch = worker.sample()["default_policy"]
@@ -334,7 +324,6 @@ def test_each_agents_policy_is_given_what_its_signature_asks_for():
     assert batch["prev_rewards"][first].tolist() == [0.0, 1.0, 2.0, 0.0]
 
 
-@pytest.mark.core
 def test_a_short_signature_is_given_no_more_than_it_names():
     class Short(Policy):
         def compute_actions(self, obs_batch, state_batches=None, explore=None):
@@ -349,7 +338,6 @@ def test_a_short_signature_is_given_no_more_than_it_names():
     assert worker.get_policy().compute_single_action(np.zeros(1))[0].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.core
 def test_an_input_dict_is_a_batch_with_what_came_before():
     seen = []
 
@@ -365,7 +353,6 @@ def test_an_input_dict_is_a_batch_with_what_came_before():
 # -- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("env", [Line, Two])
 def test_a_memory_may_be_a_dict(env):
     class Remembering(Constant):
@@ -407,7 +394,6 @@ class Watching(Constant):
         return super().compute_actions(obs_batch)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("env", [Line, Two])
 def test_an_observation_filter_is_there_for_policies_written_by_hand(env):
     worker = worker_of(Watching, env, length=3, observation_filter="MeanStdFilter")
@@ -459,7 +445,6 @@ def test_evaluation_sees_through_the_same_filter_as_training():
     algorithm.stop()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("env", [Line, Two])
 def test_connectors_stand_before_a_policy_written_by_hand(env):
     class Clipped(Watching):

@@ -16,8 +16,6 @@ from tfpolicies.compat import foreign_pickle
 from tfpolicies.compat.foreign_pickle import Named, read_pickle
 from tfpolicies.errors import CheckpointError
 
-pytestmark = pytest.mark.core
-
 MOST_SECONDS, MOST_MEGABYTES = 5.0, 500  # of a slow machine: half of that elsewhere
 
 

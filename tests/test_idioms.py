@@ -43,7 +43,6 @@ def a_policy():
     return make(inference="tf")
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("idiom", "error", "words"),
     [
@@ -132,7 +131,6 @@ def test_an_algorithm_is_told_what_predict_is_here():
     built.stop()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("config", "name", "words"),
     [
@@ -155,7 +153,6 @@ def test_the_answer_is_that_for_the_algorithm(config, name, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.core
 def test_loading_by_the_class_is_answered():
     for kind in (PPO, Algorithm):
         with pytest.raises(AttributeError, match=r"'load'\. Use `Algorithm\.from_checkpoint\(fol"):
@@ -163,7 +160,6 @@ def test_loading_by_the_class_is_answered():
     assert not hasattr(PPO, "no_such_thing")
 
 
-@pytest.mark.core
 def test_a_linear_rate_of_the_zoo_is_a_schedule_here(capsys):
     expected = "lr_schedule=[[0, 0.001], [total_timesteps, 0.0]]"
     with pytest.raises(ConfigError) as caught:
@@ -194,7 +190,6 @@ def test_a_callback_that_returns_false_says_what_stops(caplog):
     built.stop()
 
 
-@pytest.mark.core
 def test_every_setting_that_is_named_in_an_answer_is_one():
     config = {**DQNConfig().to_dict(), **PPOConfig().to_dict(), "lambda_": 1.0}
     for text in SETTINGS.values():
@@ -204,7 +199,6 @@ def test_every_setting_that_is_named_in_an_answer_is_one():
                 assert name in config or name == "num_envs_per_worker", text
 
 
-@pytest.mark.core
 def test_an_answer_stands_without_the_list_of_all_settings():
     with pytest.raises(TypeError, match=r"Here it is training\(lr=\.\.\.\)\.$"):
         PPOConfig().training(learning_rate=1e-3)
@@ -238,7 +232,6 @@ def two_headed(names, activation=None):
     return keras.Model(x, outputs)
 
 
-@pytest.mark.core
 def test_outputs_may_be_called_logits_and_value():
     obs = np.random.default_rng(0).random((5, 3), np.float32)
     model = two_headed(["logits", "value"])
@@ -291,7 +284,6 @@ def test_a_keras_schedule_is_a_function_of_gradient_updates(framework, tmp_path)
     assert rate_after(TFPolicy.from_checkpoint(tmp_path), 1) == [0.5 / 4]
 
 
-@pytest.mark.core
 def test_a_schedule_of_ones_own_is_a_function_of_updates_and_is_asked_for_again(tmp_path):
     class Tenth(SCHEDULES.LearningRateSchedule):
         def __call__(self, step):
@@ -305,7 +297,6 @@ def test_a_schedule_of_ones_own_is_a_function_of_updates_and_is_asked_for_again(
     assert rate_after(twin, 1) == [pytest.approx(0.3)]
 
 
-@pytest.mark.core
 def test_a_schedule_may_be_made_of_numbers_of_numpy():
     schedule = SCHEDULES.PiecewiseConstantDecay(np.array([1, 2]), np.array([0.5, 0.25, 0.125]))
     assert rate_after(make(lr=schedule), 3) == [0.5, 0.5, 0.25]
@@ -320,7 +311,6 @@ def test_a_function_as_lr_is_one_of_environment_steps():
     built.stop()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("lr", "words"),
     [

@@ -45,7 +45,6 @@ def worker_of(policy=Zero, env=CountingEnv, callbacks=None, *, length=6, **setti
     return RolloutWorker(config=config, default_policy_class=policy)
 
 
-@pytest.mark.core
 def test_nobody_pays_for_infos_that_nobody_reads():
     worker, several = worker_of(), worker_of(env=Pair)
     assert "infos" not in worker.sample()
@@ -54,7 +53,6 @@ def test_nobody_pays_for_infos_that_nobody_reads():
     assert "infos" not in several.sampler._ledger.records.columns
 
 
-@pytest.mark.core
 def test_a_policys_own_postprocessing_has_infos_and_the_episode():
     worker = worker_of(Reading)
     batch = worker.sample()  # episodes of 4, 1 and 6 steps
@@ -77,7 +75,6 @@ def test_a_policys_own_postprocessing_has_infos_and_the_episode():
     assert total == sum(CountingEnv().reward(2, n, 0) for n in range(6))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("mode", ["plain", "same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("complete", [False, True])
 def test_an_info_stands_in_the_row_of_its_step(mode, complete):
@@ -94,7 +91,6 @@ def test_an_info_stands_in_the_row_of_its_step(mode, complete):
         assert batch["step"].tolist() == (batch["t"] + 1).tolist()
 
 
-@pytest.mark.core
 def test_infos_of_several_agents_stand_in_the_rows_of_their_steps():
     worker = worker_of(Reading, Pair, length=4)
     for _ in range(2):
@@ -133,7 +129,6 @@ def test_callbacks_about_trajectories_and_updates_have_infos():
     algorithm.stop()
 
 
-@pytest.mark.core
 def test_running_episodes_go_on_after_a_restore_beside_own_postprocessing():
     class Own(PPOTF2Policy):
         totals = ()
@@ -161,7 +156,6 @@ def test_running_episodes_go_on_after_a_restore_beside_own_postprocessing():
     assert Own.totals[:half] == Own.totals[half:]
 
 
-@pytest.mark.core
 def test_episodes_whose_infos_wait_begin_anew_after_a_restore():
     settings = {"batch_mode": "complete_episodes", "num_envs_per_worker": 2}
     reading, plain = (
@@ -212,7 +206,6 @@ def of_barred(*barred, policy=Zero, **settings):
     return worker_of(policy, lambda: Off(CountingEnv(), barred), **settings)
 
 
-@pytest.mark.core
 def test_trajectories_whose_last_info_says_so_are_not_learned_from():
     worker = of_barred(2, policy=Reading)  # episodes of 4, 1 and 6 steps
     batch = worker.sample()

@@ -81,7 +81,6 @@ def test_nested_values_come_back_with_types_signs_and_order(value):
     assert same(through_json(value), value)
 
 
-@pytest.mark.core
 def test_special_floats_tuples_and_odd_keys_come_back_exactly():
     value = {
         "inf": [math.inf, -math.inf, -0.0],
@@ -135,7 +134,6 @@ CALLBACKS = Place("callbacks")
 MAPPING = Place("policy_mapping_fn", functions=True)
 
 
-@pytest.mark.core
 def test_a_class_of_the_package_is_stored_by_path_and_found_where_it_belongs():
     record = encode_value(DefaultCallbacks)
     path = "tfpolicies.config.callbacks:DefaultCallbacks"
@@ -145,7 +143,6 @@ def test_a_class_of_the_package_is_stored_by_path_and_found_where_it_belongs():
         assert admitted(decode_value(record), elsewhere) == Missing(path, importable=True)
 
 
-@pytest.mark.core
 def test_an_object_is_found_in_its_place_alone():
     def named(value):
         return decode_value(encode_value(value))
@@ -240,7 +237,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("path", HOSTILE)
 def test_a_strangers_import_path_reaches_nothing(path):
     for place in (CALLBACKS, MAPPING, Place("env", functions=True), None):
@@ -314,7 +310,6 @@ def test_encoding_does_not_change_its_argument():
     assert isinstance(value["a"][1], tuple)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 def test_a_restored_generator_continues_bit_for_bit(name):
     rng = np.random.Generator(getattr(np.random, name)(5))
@@ -327,7 +322,6 @@ def test_a_restored_generator_continues_bit_for_bit(name):
     np.testing.assert_array_equal(rng.spawn(1)[0].random(4), twin.spawn(1)[0].random(4))
 
 
-@pytest.mark.core
 def test_a_generator_whose_seeds_would_fill_the_memory_is_refused():
     record = encode_generator(np.random.default_rng(5))
     record["seed_sequence"]["pool_size"] = 10**9

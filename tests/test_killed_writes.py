@@ -51,7 +51,6 @@ def names(folder):
 # -- the stash ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_policy_that_changed_after_its_flush_is_found_as_it_was_flushed(tmp_path):
     policies = map_with(tmp_path, a=1.0)
     policies.flush()
@@ -72,7 +71,6 @@ def test_a_policy_that_changed_after_its_flush_is_found_as_it_was_flushed(tmp_pa
     assert len(names(tmp_path / "worker_0")) == 2
 
 
-@pytest.mark.core
 def test_a_policy_that_was_replaced_is_found_until_the_new_one_is_flushed(tmp_path):
     policies = map_with(tmp_path, a=1.0, b=1.0)
     policies.flush()
@@ -112,7 +110,6 @@ def test_of_two_records_of_one_policy_the_newer_one_counts(tmp_path):
         assert len(names(own)) == 2
 
 
-@pytest.mark.core
 def test_a_frozen_image_without_a_record_keeps_its_id_from_nobody(tmp_path):
     policies = map_with(tmp_path, a=1.0)
     policies.freeze("a")
@@ -126,7 +123,6 @@ def test_a_frozen_image_without_a_record_keeps_its_id_from_nobody(tmp_path):
         assert number_of(other["a"]) == 2.0
 
 
-@pytest.mark.core
 def test_a_stopped_process_that_freezes_is_not_waited_for_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "_PATIENCE", 0.1)
     policies = map_with(tmp_path, a=1.0, b=2.0)
@@ -207,7 +203,6 @@ def without_locks(monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-@pytest.mark.core
 def test_without_locks_what_others_are_writing_stays(tmp_path, without_locks, caplog):
     run = RunFolder.make(tmp_path / "run")
     assert caplog.text.count("cannot be locked (") == 1
@@ -228,7 +223,6 @@ def test_without_locks_what_others_are_writing_stays(tmp_path, without_locks, ca
         assert not is_alone
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_a_lock_that_is_no_file_is_refused_and_not_followed(tmp_path, kind):
     precious, folder = tmp_path / "precious", tmp_path / "folder"

@@ -332,7 +332,6 @@ def test_files_go_back_where_the_version_cannot_be_placed(
     assert content_of(tmp_path) == before
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -353,7 +352,6 @@ def test_forms_that_contradict_each_other_are_refused(asked, message, mixed, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_command_line_knows_every_layout(layout):
     words = ["export", "run", "--to", "out", "--layout", layout]

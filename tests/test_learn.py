@@ -17,7 +17,7 @@ from tfpolicies.errors import FolderInUseError, NonFiniteError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("kept_programs")]
+pytestmark = [pytest.mark.usefixtures("kept_programs")]
 
 BATCH = 32  # steps of an iteration
 

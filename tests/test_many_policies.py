@@ -100,7 +100,6 @@ def test_an_environment_may_leave_the_spaces_to_the_policies():
     algorithm.stop()
 
 
-@pytest.mark.core
 def test_each_policy_gets_the_rows_of_its_agents():
     worker = worker_of()
     batch = worker.sample()
@@ -153,7 +152,6 @@ def test_a_policy_without_a_class_is_named():
 # -- adding and removing ----------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_policy_is_added_in_the_middle_of_an_episode_and_plays_from_the_next_one():
     worker = worker_of(policies={"left", "right"})
     worker.config  # noqa: B018
@@ -227,7 +225,6 @@ def test_a_state_is_put_into_the_new_policy():
         ),
     ],
 )
-@pytest.mark.core
 def test_what_cannot_be_added_changes_nothing(arguments, error, message):
     worker = worker_of()
     before = worker.policy_mapping_fn, worker.is_policy_to_train, dict(worker.policy_dict)
@@ -258,7 +255,6 @@ def mapped_by_episode(agent_id, episode, worker, **kwargs):
     return "right" if episode.length >= 0 and agent_id == "b" else "left"
 
 
-@pytest.mark.core
 def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
     algorithm = config_of().evaluation(evaluation_interval=1, evaluation_duration=1).build()
     worker = algorithm.worker
@@ -319,7 +315,6 @@ def test_callbacks_hear_of_new_policies():
 # -- who is trained ---------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("to_train", [["left"], {"left"}, only_left], ids=["list", "set", "fn"])
 def test_only_policies_to_train_learn(to_train):
     worker = worker_of(policies_to_train=to_train)
@@ -478,7 +473,6 @@ def test_filters_are_taken_over():
 # -- algorithms -------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_an_algorithm_trains_some_of_its_policies_and_counts_steps():
     algorithm = config_of(policies_to_train=["left"]).build()
     before = algorithm.get_weights()
@@ -530,7 +524,6 @@ def test_policies_come_and_go_while_training(kind):
     algorithm.stop()
 
 
-@pytest.mark.core
 def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
     quiet, busy = (config_of().evaluation(evaluation_duration=3).build() for _ in range(2))
     found = busy.evaluate()["evaluation"]
@@ -541,7 +534,6 @@ def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
     assert same(quiet.get_weights()["left"], busy.get_weights()["left"])
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("nested", [False, True])
 def test_evaluation_may_have_a_mapping_of_its_own(tmp_path, nested):
     own = {"policy_mapping_fn": all_left}
@@ -561,7 +553,6 @@ def test_evaluation_may_have_a_mapping_of_its_own(tmp_path, nested):
     assert evaluated() == {"new"}  # said of all workers
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("early", [False, True])
 def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(tmp_path, early):
     config = config_of().evaluation(evaluation_duration=1, evaluation_config={"explore": False})
@@ -654,7 +645,6 @@ def test_a_policy_may_be_kept_from_those_who_evaluate():
     assert "new" not in algorithm.worker.policy_map
 
 
-@pytest.mark.core
 def test_a_checkpoint_holds_policies_that_were_added_and_may_be_restored_in_part(tmp_path):
     algorithm = config_of().build()
     algorithm.train()
@@ -713,7 +703,6 @@ def another(observation_space, num_outputs, **config):
     return keras.Model(seen, outputs)
 
 
-@pytest.mark.core
 def test_what_a_file_cannot_hold_is_given_once_for_policies_that_were_added_too(tmp_path):
     config = config_of().callbacks(Quiet).training(model={"custom_model": linear})
     algorithm = config.build()

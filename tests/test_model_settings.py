@@ -37,7 +37,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("key", REFUSED)
 def test_a_value_out_of_range_is_refused_with_key_rule_and_value(key):
     value, rule = REFUSED[key]
@@ -74,7 +73,6 @@ def test_settings_that_contradict_each_other_are_refused(settings, words):
         model_settings(settings)
 
 
-@pytest.mark.core
 def test_missing_settings_get_their_defaults_and_given_ones_stay():
     settings = model_settings({"attention_memory_inference": 10, "use_attention": True})
     assert settings == {**MODEL_DEFAULTS, "attention_memory_inference": 10, "use_attention": True}

@@ -25,8 +25,6 @@ from tfpolicies.models.keras_names import kinds
 from tfpolicies.models.work import LIMITS, ROWS, require_work
 from tfpolicies.storage.manifest import checksum
 
-pytestmark = pytest.mark.core
-
 SAVES = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # within Keras
 
 BIG = 1 << 24

@@ -71,7 +71,6 @@ def each_its_own(agent_id: str, episode: Any, **kwargs: Any) -> str:
     return "p" if agent_id == "a" else "q"
 
 
-@pytest.mark.core
 def test_each_policy_sees_through_its_own_connectors():
     """Agent a sees each step, b every second; everybody earns 1 a step: b 2, 2, 2 and 1."""
     policies = {"p": stacking(), "q": connect(Walker(seed=1), ClipReward(limit=1.5))}
@@ -96,7 +95,6 @@ def test_each_policy_sees_through_its_own_connectors():
     assert [row[1] for row in again["p"]["obs"].tolist()] == [1.0] * 7
 
 
-@pytest.mark.core
 def test_a_truncated_fragment_ends_with_what_comes_next_and_the_next_one_goes_on():
     policies = {"p": stacking(), "q": connect(Walker(seed=1), ClipReward(sign=True))}
     sampler = sampler_of(
@@ -134,7 +132,6 @@ def test_copies_that_wait_for_others_send_nothing_twice():
                 before[key] = new[[2, 5]].tolist()
 
 
-@pytest.mark.core
 def test_agents_that_leave_and_come():
     """b leaves with a last observation, c comes, d comes and leaves without a last observation."""
     script = [
@@ -286,7 +283,6 @@ class Mixed(World):
         return seen, {"a": 1.0}, {"__all__": False}, {"__all__": False}, {}
 
 
-@pytest.mark.core
 def test_an_agent_whose_observations_do_not_go_in_is_refused_when_it_is_mapped():
     sampler = sampler_of(
         Mixed(), policies={"p": stacking()}, mapping=lambda *_, **__: "p", rollout_fragment_length=5
@@ -539,7 +535,6 @@ def logits(algorithm: Any, observation: Any, policy_id: str) -> list[float]:
     return found[2]["action_dist_inputs"].tolist()
 
 
-@pytest.mark.core
 def test_a_worker_makes_each_policy_for_what_its_own_connectors_give():
     worker = RolloutWorker(config=town(), default_policy_class=PPOTF2Policy)
     p, q = worker.get_policy("p"), worker.get_policy("q")
@@ -627,7 +622,6 @@ def test_training_evaluating_and_acting_use_each_policys_own():
     algorithm.stop()
 
 
-@pytest.mark.core
 def test_a_checkpoint_brings_each_policys_own_back(tmp_path):
     algorithm = town().build()
     low = {"agent_connectors": [ClipObservations(low=-1.0, high=0.5)]}

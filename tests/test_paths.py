@@ -96,7 +96,6 @@ def build(env=Painted, **settings):
 # -- the function ---------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_path_becomes_absolute_and_keeps_its_links(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -115,14 +114,12 @@ def test_a_path_becomes_absolute_and_keeps_its_links(tmp_path, monkeypatch):
     assert len(describe_path("a" * 999, Path("b" * 999))) < 420
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("path", ["", b"runs", 5, None, type("Odd", (), {})()])
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(UsageError, match=r"A path must be a text or an os\.PathLike"):
         resolve_path(path)
 
 
-@pytest.mark.core
 def test_a_relative_path_in_a_folder_that_was_removed_is_refused(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -166,7 +163,6 @@ def test_a_run_whose_environments_leave_the_folder_stays_in_its_folder(place, mo
     assert [each.suffix for each in (place.path / "videos").iterdir()] == [".mp4"]
 
 
-@pytest.mark.core
 def test_checkpoints_are_found_by_what_saving_them_returned(place):
     algorithm = build()
     algorithm.train()
@@ -198,7 +194,6 @@ def test_a_checkpoint_without_a_name_stays_where_it_was_written(place):
     assert path == str(place.root / "work" / "checkpoint_000000")
 
 
-@pytest.mark.core
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_policys_checkpoint_and_weights_are_read_from_what_the_user_wrote(place):
     policy = make(export_native_model_files=False)
@@ -235,7 +230,6 @@ def test_exports_stay_and_imports_travel_to_processes_in_other_folders(place):
         np.testing.assert_array_equal(each.compute_actions(rows, explore=False)[0], wanted)
 
 
-@pytest.mark.core
 def test_a_stash_stays_in_its_folder(place):
     policies = PolicyMap(capacity=1, path=place.written)
     wanted = {}
@@ -255,7 +249,6 @@ def test_a_stash_stays_in_its_folder(place):
     assert {each.name for each in place.path.iterdir()} >= {"worker_0", "frozen"}
 
 
-@pytest.mark.core
 def test_a_replay_buffer_keeps_its_folder(place):
     place.path.mkdir(parents=True)
     buffer = MultiAgentReplayBuffer(capacity=32, memory_limit_bytes=0, storage_path=place.written)
@@ -393,7 +386,6 @@ MISSING = {
 }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("read", "error"), MISSING.values(), ids=MISSING)
 def test_what_is_not_there_is_named_as_the_user_wrote_it_and_in_full(place, read, error):
     with pytest.raises(error) as raised:

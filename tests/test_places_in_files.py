@@ -47,8 +47,6 @@ from tfpolicies.storage.json_values import encode_value, find_missing
 from tfpolicies.storage.manifest import checksum
 from tfpolicies.storage.places import Place
 
-pytestmark = pytest.mark.core
-
 MAIN = {"$import": "tfpolicies.cli:main"}
 DECISION = Path(__file__).parents[1] / "docs/decisions/003-import-paths-in-checkpoints.md"
 
@@ -155,7 +153,6 @@ def test_every_setting_that_takes_something_callable_has_a_place():
             assert name in PATHS or f"{name}.custom_model" in PATHS, name
 
 
-@pytest.mark.core
 def test_a_file_names_a_schedule_of_keras_own_or_none():
     for name, is_taken in (("CosineDecay", True), ("LearningRateSchedule", False), ("a.B", False)):
         lr = {"type": name, "initial_learning_rate": 0.1, "decay_steps": 2}
@@ -443,7 +440,6 @@ KINDS = {"p": PPOTF2Policy, "q": PGTF2Policy}
 ARRAY = {"$array": {"dtype": "float32", "shape": [2], "elements": [1.0, 2.0]}}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("way", "value"),
     [
@@ -474,7 +470,6 @@ def test_an_array_or_an_endless_number_in_a_file_is_refused_by_an_error_of_ours(
         PPOTF2Policy.from_checkpoint(tmp_path / "hostile")
 
 
-@pytest.mark.core
 def test_an_id_that_no_file_can_have_is_refused_and_a_policy_that_was_given_it_acts(tmp_path):
     with pytest.raises(ConfigError, match="of characters that UTF-8 has; got"):
         PPOConfig().multi_agent(policies={"a\udc80"})

@@ -62,7 +62,6 @@ def file_of(m, policy_id):
 # -- no space -------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_full_disk_costs_nothing_and_the_map_recovers(kept, tmp_path):
     m = map_of("a", "b", capacity=1, path=tmp_path if kept else None)  # b in memory, unwritten
@@ -127,7 +126,6 @@ def test_a_flush_writes_what_it_can(tmp_path):
 # -- no folder ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_deleted_folder_costs_only_what_was_nowhere_else(kept, tmp_path):
     m = map_of("a", "b", "c", "d", capacity=2, path=tmp_path if kept else None)
@@ -190,7 +188,6 @@ DAMAGES = {
 }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_named_and_others_are_unharmed(damage, frozen):

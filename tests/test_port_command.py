@@ -25,7 +25,6 @@ def left(text: str) -> list[str]:
 # -- imports ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -89,7 +88,6 @@ def test_an_import_is_written_as_it_was_from_another_module(old: str, new: str) 
     assert left(old) == []
 
 
-@pytest.mark.core
 def test_names_that_part_keep_the_comments_beside_them() -> None:
     old = """\
 from ray.rllib.env import (  # noqa: F401
@@ -127,7 +125,6 @@ from ray.rllib.env import (  # noqa: F401
     ]
 
 
-@pytest.mark.core
 def test_imports_in_functions_and_conditions_are_changed_where_they_are() -> None:
     old = '''\
 try:
@@ -159,7 +156,6 @@ def make():
     )
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     "source",
     [
@@ -172,7 +168,6 @@ def test_every_other_byte_stays(source: bytes) -> None:
     assert port(source).source == source.replace(b"ray.rllib.policy", b"tfpolicies")
 
 
-@pytest.mark.core
 def test_names_that_part_keep_the_line_ends_of_the_script() -> None:
     old = "from ray.rllib.env import (\r\n    EnvContext,\r\n    MultiAgentEnv,\r\n)\r\n"
     assert ported(old) == (
@@ -181,12 +176,10 @@ def test_names_that_part_keep_the_line_ends_of_the_script() -> None:
     )
 
 
-@pytest.mark.core
 def test_what_python_warns_of_in_a_script_stays_as_it_is() -> None:
     assert ported("x = '\\d'\nfrom ray.rllib.policy import Policy").startswith("x = '\\d'\n")
 
 
-@pytest.mark.core
 def test_a_ported_script_is_not_changed_again() -> None:
     source = b"import numpy\nfrom . import ray\nfrom .ray.rllib import Policy\nimport rays as ray\n"
     assert port(source) == (source, [])
@@ -208,7 +201,6 @@ def test_what_cannot_be_changed_safely_is_refused() -> None:
 # -- the hook -----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", ["_counters", "loss_initialized", "kl_coeff", "_mean_kl_loss"])
 def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
     old = f'"""Doc."""\nfrom __future__ import annotations\n\n# Ours\n@f\ndef g(a):\n    a.{name}\n'
@@ -224,7 +216,6 @@ def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
 # -- what stays ---------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("text", "name", "advice"),
     [
@@ -264,7 +255,6 @@ def test_what_has_no_place_stays_and_is_told_with_what_helps(
     assert advice in remarks[0].advice
 
 
-@pytest.mark.core
 def test_what_a_module_lacks_is_told_when_it_is_changed() -> None:
     old = "import ray.rllib.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
     source, remarks = port(old.encode())
@@ -272,7 +262,6 @@ def test_what_a_module_lacks_is_told_when_it_is_changed() -> None:
     assert [remark.name for remark in remarks] == ["ray.rllib.algorithms.ppo.DEFAULT_CONFIG"]
 
 
-@pytest.mark.core
 def test_what_ray_air_lacks_is_named() -> None:
     source, remarks = port(b"from ray import air\nair.RunConfig(), air.session.report({})\n")
     assert source.startswith(b"from tfpolicies.compat import tune as air\n")
@@ -298,7 +287,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.core
 def test_files_are_changed_where_they_are(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["port", "script.py", "--check"]) == 1
     assert main(["port", "script.py", "--diff"]) == 0
@@ -318,7 +306,6 @@ def test_files_are_changed_where_they_are(script: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "Would change: 0 of 1.\n"
 
 
-@pytest.mark.core
 def test_no_file_is_changed_if_one_cannot_be(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,7 +358,6 @@ def test_a_package_adds_a_command(
 # -- the table ----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_every_name_that_is_here_for_ported_code_is_in_the_table() -> None:
     here = {name for _, name in PLACES.values()}
     new = {"__version__", "import_policy", "record_video"}  # which RLlib has nothing like

@@ -18,8 +18,6 @@ from tfpolicies.config.porting_tables import (
     update_tables,
 )
 
-pytestmark = pytest.mark.core
-
 HOME = Path(__file__).parent.parent
 GUIDE = HOME / "docs" / "porting.md"
 PAGES = sorted({*HOME.glob("*.md"), *HOME.glob("docs/**/*.md"), *HOME.glob("examples/*.md")})

@@ -27,7 +27,6 @@ def ranged(policy_class=PPOTF2Policy):
     return policy
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
 def test_actions_are_in_the_units_of_the_environment(policy_class):
     policy = ranged(policy_class)
@@ -36,7 +35,6 @@ def test_actions_are_in_the_units_of_the_environment(policy_class):
     assert policy.predict(np.zeros((0, 2), np.float32)).shape == (0, 1)
 
 
-@pytest.mark.core
 def test_actions_are_greedy_unless_exploration_is_asked_for():
     policy, obs = ranged(), np.float32([[0.5, 0.0]] * 20)
     assert np.ptp(policy.predict(obs)) == 0.0
@@ -95,7 +93,6 @@ def test_a_state_of_something_else_is_refused(state):
         policy.predict([[0.0, 0.0]] * 2, policy.predict([0.0, 0.0])[1])
 
 
-@pytest.mark.core
 def test_predictions_are_those_of_the_export(tmp_path):
     policy = make(SACTF2Policy, PAIR, spaces.Box(-2.0, 3.0, (1,)))
     policy.export_model(tmp_path, onnx=True)

@@ -50,7 +50,6 @@ def levels(tree):
 # -- the tree -------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_masses_find_the_leaves_they_fall_on_by_hand():
     tree = SumTree(5000)  # two levels
     places, values = np.array([0, 1, 17, 4999]), np.array([0.5, 1.5, 2.0, 4.0])
@@ -64,7 +63,6 @@ def test_masses_find_the_leaves_they_fall_on_by_hand():
     assert tree[places].tolist() == [0.0, 1.5, 2.0, 0.25]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("capacity", [1, 16, 17, 1000, 5000, 70_000])
 def test_sums_stay_those_of_the_leaves_whatever_is_written_in_whatever_order(capacity):
     rng, tree, leaves = np.random.default_rng(0), SumTree(capacity), np.zeros(capacity)
@@ -99,7 +97,6 @@ def test_the_ends_of_intervals_find_leaves_that_are_not_0():
 # -- a buffer -------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_rows_are_drawn_in_proportion_to_powers_of_their_priorities():
     buffer = PrioritizedReplayBuffer(40, seed=0, alpha=0.5, beta=1.0, eps=0.0)
     buffer.add(rows(0, 20))
@@ -114,7 +111,6 @@ def test_rows_are_drawn_in_proportion_to_powers_of_their_priorities():
     assert (batch["weights"].dtype, batch["batch_indexes"].dtype) == (np.float32, np.int64)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_weights_make_up_for_it_and_the_largest_is_1(beta):
     buffer = PrioritizedReplayBuffer(4, seed=0, alpha=1.0, beta=beta, eps=0.0)
@@ -138,7 +134,6 @@ def test_an_alpha_of_0_draws_uniformly():
     assert (batch["weights"] == 1).all()
 
 
-@pytest.mark.core
 def test_of_an_index_drawn_twice_the_last_error_counts():
     buffer = PrioritizedReplayBuffer(3, seed=0, alpha=1.0, eps=0.5)
     buffer.add(rows(0, 3))
@@ -146,7 +141,6 @@ def test_of_an_index_drawn_twice_the_last_error_counts():
     assert buffer.get_state()["priorities"]["masses"].tolist() == [1.5, 2.5, 0.5]
 
 
-@pytest.mark.core
 def test_new_rows_get_the_greatest_priority_so_far():
     buffer = PrioritizedReplayBuffer(4, seed=0, alpha=2.0, eps=0.0)
     buffer.add(rows(0, 3))
@@ -200,7 +194,6 @@ def test_exponents_are_finite_numbers_from_0(settings):
         MultiAgentPrioritizedReplayBuffer(5, **settings)
 
 
-@pytest.mark.core
 def test_a_restored_buffer_goes_on_to_the_bit():
     rng = np.random.default_rng(0)
     buffer, twin = (PrioritizedReplayBuffer(300, seed=s, eps=0.01) for s in (1, 2))
@@ -376,7 +369,6 @@ def _transitions():
     )
 
 
-@pytest.mark.core
 def test_the_type_chooses_the_buffer_by_rllibs_names():
     name = "MultiAgentPrioritizedReplayBuffer"
     kinds = (name, f"ray.rllib.utils.replay_buffers.{name}", MultiAgentPrioritizedReplayBuffer)
@@ -442,7 +434,6 @@ def test_one_seed_repeats_a_prioritised_run_bit_for_bit():
         assert a["default_policy"]["learner_stats"] == b["default_policy"]["learner_stats"]
 
 
-@pytest.mark.core
 def test_without_errors_or_indexes_the_way_out_is_named():
     class Hand(Policy):
         answer = {}

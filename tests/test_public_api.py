@@ -23,7 +23,6 @@ NAMES = dict(
 CLASSES = [name for name in PUBLIC if isinstance(getattr(tfpolicies, name), type)]
 
 
-@pytest.mark.core
 def test_the_public_names_are_deliberate():
     assert sorted(tfpolicies.__all__) == sorted(PUBLIC)
     assert set(PUBLIC) <= set(dir(tfpolicies))
@@ -37,7 +36,6 @@ def names_of(cls):
     return {name for name in dir(cls) if not name.startswith("_")}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", sorted({key.partition(".")[0] for key in NAMES}))
 def test_the_public_names_of_a_class_are_deliberate(name):
     base = names_of(tfpolicies.Policy) if name == "TFPolicy" else set()
@@ -46,7 +44,6 @@ def test_the_public_names_of_a_class_are_deliberate(name):
     assert set(NAMES.values()) == {"page", "override", "ours"}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("cls", "most"), [("PPOTF2Policy", 79), ("SampleBatch", 64)])
 def test_what_users_meet_first_is_small(cls, most):
     assert len(names_of(getattr(tfpolicies, cls))) <= most
@@ -63,7 +60,6 @@ def public_members(cls):
             yield name, member
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_public_method_is_documented(name):
     cls = getattr(tfpolicies, name)
@@ -86,7 +82,6 @@ ERRORS = [
 ]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_every_error_is_also_a_builtin(kind):
     assert issubclass(kind, errors.TfPoliciesError)
@@ -116,7 +111,6 @@ sys.stderr.write(json.dumps([before == after, heavy, handlers]))
 """
 
 
-@pytest.mark.core
 def test_importing_the_package_loads_prints_and_changes_nothing():
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     assert done.stdout == ""

@@ -38,7 +38,6 @@ def greedy_epsilon(value):
 # -- the projection -------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("reward", "discount", "wanted"),
     [
@@ -58,7 +57,6 @@ def test_a_moved_distribution_is_shared_by_the_nearest_atoms(reward, discount, w
     np.testing.assert_allclose(found, [wanted], atol=1e-6)
 
 
-@pytest.mark.core
 def test_the_projection_is_that_of_the_papers_loop():
     rng = np.random.default_rng(0)
     atoms, step = np.linspace(-10, 10, 51), 0.4
@@ -80,7 +78,6 @@ def test_the_projection_is_that_of_the_papers_loop():
     np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("v_min", "v_max", "count"),
     [(1e7, 1e7 + 10.0, 51), (1e7, 1e7 + 50.0, 51), (-1e38, 1e38, 5), (0.0, 1e-37, 5)],
@@ -109,7 +106,6 @@ def test_where_no_action_is_allowed_nothing_comes_after_and_nothing_is_learned()
 # -- distributions --------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_the_value_of_an_action_is_the_mean_of_its_atoms():
     kind = AtomValues(spaces.Discrete(2), (Categorical,), 3, 0.0, 4.0, False)
     logits = np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]]).astype(np.float32)
@@ -119,7 +115,6 @@ def test_the_value_of_an_action_is_the_mean_of_its_atoms():
     assert (kind.num_outputs, kind.num_inputs, kind.mask_size, kind.noise_size) == (6, 2, 2, 2)
 
 
-@pytest.mark.core
 def test_a_mask_takes_forbidden_actions_out_of_the_mean_of_each_atom():
     policy = dqn(MASKED, THREE, model={"fcnet_hiddens": []}, hiddens=[], **ATOMS)
     varied(policy)
@@ -176,7 +171,6 @@ def test_the_error_is_the_cross_entropy_of_the_projected_target(double_q, duelin
         assert stats[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-@pytest.mark.core
 def test_gradients_of_logits_are_what_they_say_minus_what_they_should():
     policy = dqn(model={"fcnet_hiddens": []}, hiddens=[], dueling=False, grad_clip=None, **ATOMS)
     varied(policy)
@@ -209,7 +203,6 @@ def test_a_model_of_ones_own_gives_the_logits_of_all_atoms():
 # -- noisy layers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_noisy_layer_disturbs_each_weight_by_its_own_sigma():
     layer = NoisyDense(2, 0.5)
     x = np.array([[1.0, -2.0, 3.0], [0.5, 0.0, -1.0]], np.float32)
@@ -242,7 +235,6 @@ def test_a_noisy_layer_begins_at_sigma_0_by_the_root_of_its_inputs():
     assert [v.path for v in twin.variables] == [v.path for v in policy.model.variables]
 
 
-@pytest.mark.core
 def test_each_row_acts_with_noise_of_its_own_and_greedily_with_the_mean():
     policy = rainbow(**greedy_epsilon(0.0))
     obs = np.repeat(rows_of(OBS, 1), 50, axis=0)
@@ -289,7 +281,6 @@ def noisy_loss(policy, batch, noise):
     return 0.5 * np.mean(np.square(chosen - batch["rewards"]))  # errors are below 1
 
 
-@pytest.mark.core
 def test_gradients_of_means_and_sigmas_are_finite_differences():
     policy = dqn(model={"fcnet_hiddens": []}, hiddens=[], dueling=False, noisy=True, grad_clip=None)
     batch = transitions(policy, 9)
@@ -371,7 +362,6 @@ def test_a_policy_with_all_parts_keeps_its_contract(kind):
     check_policy(kind(MASKED, THREE, {**PARTS, **config, "seed": 0}))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("onnx", [None, True])
 def test_an_export_takes_the_noise_and_is_greedy_without(onnx, tmp_path):
     policy = rainbow(MASKED, THREE)
@@ -381,7 +371,6 @@ def test_an_export_takes_the_noise_and_is_greedy_without(onnx, tmp_path):
     assert '"q_values"' in text
 
 
-@pytest.mark.core
 def test_many_noisy_policies_act_in_one_call():
     policies = {str(i): rainbow(seed=i, **greedy_epsilon(0.1 * i)) for i in range(3)}
     twins = {name: policy.copy() for name, policy in policies.items()}
@@ -398,7 +387,6 @@ def test_many_noisy_policies_act_in_one_call():
         )
 
 
-@pytest.mark.core
 def test_a_checkpoint_resumes_to_the_bit(tmp_path):
     policy = rainbow(lr=0.01)
     batch = transitions(policy)
@@ -414,7 +402,6 @@ def test_a_checkpoint_resumes_to_the_bit(tmp_path):
 # -- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_noise_needs_the_network_that_is_built_and_no_other_disturbance():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(10)])
     with pytest.raises(ConfigError, match="noisy=True needs the network that DQN builds"):
@@ -425,7 +412,6 @@ def test_noise_needs_the_network_that_is_built_and_no_other_disturbance():
         rainbow(exploration_config={"type": np.array(["a", "b"])})
 
 
-@pytest.mark.core
 def test_defaults_are_those_of_rllib():
     config = DQNConfig()
     assert (config.num_atoms, config.v_min, config.v_max) == (1, -10.0, 10.0)

@@ -17,8 +17,6 @@ from tfpolicies.storage.stash import Stash
 from tfpolicies.system.atomic import place_file
 from tfpolicies.system.regular_files import open_regular, read_regular
 
-pytestmark = pytest.mark.core
-
 ROW = {**dict.fromkeys(FIXED_COLUMNS, 1.0), "iteration": 1}
 
 

@@ -27,7 +27,6 @@ def kept(buffer):
     return sorted(set(buffer.sample(2000)["actions"].tolist()))
 
 
-@pytest.mark.core
 def test_the_newest_rows_are_kept_and_columns_stay_together():
     buffer = ReplayBuffer(5, seed=1)
     expected = [[0, 1, 2], [1, 2, 3, 4, 5], [3, 4, 5, 6, 7], [15, 16, 17, 18, 19]]
@@ -56,7 +55,6 @@ def test_any_cuts_of_the_same_rows_fill_the_buffer_alike():
         assert numbers == [list(range(max(60 - capacity, 0), 60))] * 2
 
 
-@pytest.mark.core
 def test_every_row_is_sampled_equally_often():
     buffer = ReplayBuffer(10, seed=0)
     buffer.add(rows(0, 14))
@@ -73,7 +71,6 @@ def test_rows_are_copied_both_ways():
     assert kept(buffer) == [1, 2, 3, 4]
 
 
-@pytest.mark.core
 def test_nested_observations_keep_their_structure():
     buffer = ReplayBuffer(3, seed=0)
     for i in range(5):
@@ -124,7 +121,6 @@ def test_arguments_are_checked():
         buffer.sample(-1)
 
 
-@pytest.mark.core
 def test_a_restored_buffer_goes_on_exactly():
     buffer = ReplayBuffer(5, seed=2)
     buffer.add(rows(0, 7))
@@ -159,7 +155,6 @@ def test_damaged_or_foreign_states_are_refused_and_change_nothing():
     assert kept(buffer) == [1, 2, 3]
 
 
-@pytest.mark.core
 def test_each_policy_has_its_own_rows():
     buffer = MultiAgentReplayBuffer(10, seed=0)
     buffer.add(MultiAgentBatch({"a": rows(0, 3), "b": rows(5, 6)}, env_steps=3))
@@ -187,7 +182,6 @@ def test_a_policys_samples_do_not_depend_on_the_others():
     assert together.sample(20, "x")["actions"].tolist() == twin.sample(20, "x")["actions"].tolist()
 
 
-@pytest.mark.core
 def test_replay_waits_for_enough_rows():
     buffer = MultiAgentReplayBuffer(100, seed=0, train_batch_size=4, learning_starts=6)
     assert buffer.replay("a") is None

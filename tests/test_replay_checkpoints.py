@@ -77,7 +77,6 @@ def require_same(one, other, count=300):
 KINDS = [MultiAgentReplayBuffer, MultiAgentPrioritizedReplayBuffer]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [0, 1, 99, 100, 130, 500])
 def test_a_stored_buffer_goes_on_exactly(tmp_path, kind, count):
@@ -90,7 +89,6 @@ def test_a_stored_buffer_goes_on_exactly(tmp_path, kind, count):
     assert twin.num_added == 2 * (count + 30)
 
 
-@pytest.mark.core
 def test_rows_that_are_stored_are_not_written_again(tmp_path):
     buffer = buffer_of(100)
     save(buffer, tmp_path)
@@ -112,7 +110,6 @@ def test_rows_that_are_stored_are_not_written_again(tmp_path):
     require_same(buffer, load(tmp_path))
 
 
-@pytest.mark.core
 def test_checkpoints_in_several_folders_share_files_by_links(tmp_path):
     buffer, a, b, c = buffer_of(100), *(tmp_path / name for name in "abc")
     save(buffer, a)
@@ -142,7 +139,6 @@ def test_where_links_are_not_possible_files_are_copied(tmp_path, monkeypatch):
     require_same(buffer, load(b))
 
 
-@pytest.mark.core
 def test_rows_are_written_again_if_their_files_are_lost(tmp_path):
     buffer, a, b = buffer_of(130), tmp_path / "a", tmp_path / "b"
     save(buffer, a)
@@ -207,7 +203,6 @@ def crash_at(patch, module, name, count):
 # -- damage and malice ----------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_damaged_segments_are_refused_and_change_nothing(tmp_path):
     save(buffer_of(100), tmp_path)
     name = sorted(files(tmp_path))[0]
@@ -234,7 +229,6 @@ def rewritten(folder, change):
     path.write_text(json.dumps(manifest))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     "change",
     [

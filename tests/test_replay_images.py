@@ -68,7 +68,6 @@ def filled(buffer, axis, *, games, steps, adds, n=1):
     return buffer
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("games", "steps"), [(1, 1), (3, 1), (2, 7)])
 @pytest.mark.parametrize("axis", [0, 2])
 @pytest.mark.parametrize("n", [1, 3])
@@ -80,7 +79,6 @@ def test_what_is_drawn_is_what_was_added(games, steps, axis, n):
     assert len(set(batch["id"].tolist())) == 10
 
 
-@pytest.mark.core
 def test_each_frame_is_kept_once():
     buffer = filled(ReplayBuffer(1000, seed=0), 2, games=4, steps=1, adds=50)
     frames = buffer._rows._frames["obs"]
@@ -115,7 +113,6 @@ def test_frames_of_any_size_and_type_are_known_again():
     np.testing.assert_array_equal(frames[1], image[1])
 
 
-@pytest.mark.core
 def test_priorities_draw_images():
     buffer = filled(PrioritizedReplayBuffer(10, seed=0), 2, games=2, steps=3, adds=5)
     batch = buffer.sample(8)
@@ -139,7 +136,6 @@ def test_dicts_of_images_and_vectors_share_frames_leaf_by_leaf():
 # -- states ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
 def test_a_restored_buffer_of_images_goes_on_exactly(kind):
     buffer = filled(kind(30, seed=3), 2, games=3, steps=2, adds=9)
@@ -155,7 +151,6 @@ def test_a_restored_buffer_of_images_goes_on_exactly(kind):
         np.testing.assert_array_equal(one[name], other[name])
 
 
-@pytest.mark.core
 def test_a_state_of_before_there_were_frames_is_read():
     rows = joined([row for game in [Game(1, 2)] for row in [game.row() for _ in range(7)]])
     buffer = ReplayBuffer(5, seed=1)
@@ -198,7 +193,6 @@ def test_a_damaged_state_of_images_is_refused_and_changes_nothing():
 # -- beyond the memory ----------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_rows_beyond_the_limit_lie_in_a_file_without_a_name(tmp_path):
     buffer = MultiAgentReplayBuffer(400, seed=0, memory_limit_bytes=10_000, storage_path=tmp_path)
     plain = MultiAgentReplayBuffer(400, seed=0)

@@ -35,7 +35,6 @@ def pixels(png: Path, colour: tuple[int, int, int]) -> int:
     return int((image == colour).all(axis=-1).sum())
 
 
-@pytest.mark.core
 def test_the_picture_shows_curve_target_and_evaluations(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
@@ -112,7 +111,6 @@ print([name for name in ("matplotlib.pyplot", "tensorflow") if name in sys.modul
 """
 
 
-@pytest.mark.core
 def test_matplotlib_is_imported_late_and_without_pyplot(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DRAW, str(tmp_path / "curve.png")]
     process = subprocess.run(command, capture_output=True, text=True, check=True)

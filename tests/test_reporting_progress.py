@@ -23,7 +23,6 @@ def iterations(path: Path) -> list[float]:
     return [read["iteration"] for read in read_progress(path)]
 
 
-@pytest.mark.core
 def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
     result = {
         "training_iteration": 3,
@@ -74,7 +73,6 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
     ]
 
 
-@pytest.mark.core
 def test_what_callbacks_count_reaches_the_csv_and_tensorboard(tmp_path: Path) -> None:
     result = {"training_iteration": 1, "num_env_steps_sampled": 64}
     one = progress_row({**result, "custom_metrics": {"coins_mean": 2.5}})
@@ -99,7 +97,6 @@ def test_further_numbers_about_episodes_have_columns_of_their_own() -> None:
     }
 
 
-@pytest.mark.core
 def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     progress = ProgressCsv(path)
@@ -116,7 +113,6 @@ def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert list(read[0]) == [*FIXED_COLUMNS, "learner/p/kl"]
 
 
-@pytest.mark.core
 def test_resuming_drops_the_rows_that_the_run_is_about_to_repeat(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     for iteration in (1, 2, 3, 4):
@@ -146,7 +142,6 @@ def test_a_run_resumed_before_its_first_checkpoint_starts_an_empty_curve(tmp_pat
     assert read_progress(progress.path) == []
 
 
-@pytest.mark.core
 def test_a_new_column_widens_the_file_and_older_rows_have_nothing_there(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     progress = ProgressCsv(path)
@@ -232,7 +227,6 @@ for iteration in range(start + 1, start + 1_000_000):
 
 
 @pytest.mark.soak
-@pytest.mark.core
 def test_a_writer_killed_at_any_moment_leaves_a_curve_without_gaps_or_doubles(
     tmp_path: Path,
 ) -> None:

@@ -14,7 +14,6 @@ NOON = datetime(2025, 1, 31, 12, 0, 5)
 EVENING = datetime(2025, 1, 31, 19, 30, 0)
 
 
-@pytest.mark.core
 def test_a_new_run_is_named_after_its_date_and_time_and_holds_its_settings(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "runs", "ppo-CartPole-v1", {"seed": 3}, now=NOON)
     assert run.path == tmp_path / "runs" / "ppo-CartPole-v1-2025-01-31-120005"
@@ -30,7 +29,6 @@ def test_a_new_run_is_named_after_its_date_and_time_and_holds_its_settings(tmp_p
     assert run.created == NOON
 
 
-@pytest.mark.core
 def test_a_run_made_in_the_same_second_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     first = RunFolder.create(tmp_path, "ppo", {"seed": 1}, now=NOON)
     second = RunFolder.create(tmp_path, "ppo", {"seed": 2}, now=NOON)
@@ -85,7 +83,6 @@ def test_opening_says_why_a_path_is_no_run_folder(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "file")
 
 
-@pytest.mark.core
 def test_opening_the_folder_of_all_runs_names_the_newest_one(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "zeta", now=NOON)
     RunFolder.create(tmp_path, "alpha", now=EVENING)
@@ -122,7 +119,6 @@ def test_runs_are_found_newest_first_and_foreign_folders_are_passed_over(tmp_pat
 # -- who writes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_run_that_is_held_can_be_read_by_all_and_written_by_nobody_else(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "ppo", {"seed": 3}) as run:
         again = RunFolder.open(run.path)
@@ -148,7 +144,6 @@ def test_a_run_of_a_process_that_is_going_is_held_once_it_has_gone(tmp_path: Pat
             assert other.wait() == 0
 
 
-@pytest.mark.core
 def test_who_holds_a_run_removes_what_killed_writers_left(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "ppo")
     run.release()
@@ -162,7 +157,6 @@ def test_who_holds_a_run_removes_what_killed_writers_left(tmp_path: Path) -> Non
     assert left == ["notes.tfp-tmp"]
 
 
-@pytest.mark.core
 def test_the_newest_run_is_the_newest_one_with_a_whole_checkpoint(tmp_path: Path) -> None:
     older = RunFolder.create(tmp_path, "zeta", now=NOON)
     started = RunFolder.create(tmp_path, "alpha", now=EVENING)

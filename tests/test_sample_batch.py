@@ -44,7 +44,6 @@ def assert_same(left, right):
 # -- construction and counting -------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_arrays_are_kept_and_lists_and_numbers_become_arrays():
     obs = np.zeros((2, 3), np.uint8)
     batch = SampleBatch({"obs": obs}, rewards=[1.0, 2.0], infos=[{}, {}], seq_lens=[1, 1])
@@ -63,7 +62,6 @@ def test_a_nested_column_keeps_its_arrays():
     assert batch.count == 2
 
 
-@pytest.mark.core
 def test_count_is_the_sum_of_seq_lens_or_the_columns_length():
     batch = six_rows()
     assert batch.count == len(batch) == batch.env_steps() == batch.agent_steps() == 6
@@ -72,7 +70,6 @@ def test_count_is_the_sum_of_seq_lens_or_the_columns_length():
     assert not SampleBatch()
 
 
-@pytest.mark.core
 def test_ragged_columns_are_refused_with_the_column_and_both_lengths():
     with pytest.raises(BatchError, match=r"'rewards' has 3 and 'obs' asks for 2"):
         SampleBatch(obs=[1, 2], rewards=[1, 2, 3])
@@ -84,7 +81,6 @@ def test_ragged_columns_are_refused_with_the_column_and_both_lengths():
         SampleBatch(obs=None)
 
 
-@pytest.mark.core
 def test_infos_and_memories_alone_are_no_rows():
     memory = {"a": [[1.0], [2.0]], "b": [[1.0], [2.0]]}
     assert SampleBatch(infos=[{}, {}]).count == 0
@@ -94,7 +90,6 @@ def test_infos_and_memories_alone_are_no_rows():
     assert SampleBatch(obs={"a": {"b": np.zeros((3, 1))}}).count == 3
 
 
-@pytest.mark.core
 def test_rows_of_different_shapes_are_objects():
     batch = SampleBatch(obs=[1, 2, 3], words=[[1, 2], [3], []])
     assert batch.count == 3
@@ -103,7 +98,6 @@ def test_rows_of_different_shapes_are_objects():
     assert batch.concat(batch)["words"].tolist() == [[1, 2], [3], []] * 2
 
 
-@pytest.mark.core
 def test_a_single_number_belongs_to_the_whole_batch():
     batch = SampleBatch(a=7, obs=[1, 2, 3])
     assert batch.count == 3
@@ -114,7 +108,6 @@ def test_a_single_number_belongs_to_the_whole_batch():
         batch.concat(SampleBatch(a=8, obs=[1]))
 
 
-@pytest.mark.core
 def test_lengths_of_sequences_may_stand_in_a_column():
     batch = SampleBatch(obs=np.zeros(6), seq_lens=np.array([[1], [2], [3]]))
     assert batch.count == 6
@@ -196,7 +189,6 @@ def test_missing_columns_and_wrong_indices_are_named():
     assert batch.get("nothing", 3) == 3
 
 
-@pytest.mark.core
 def test_reads_new_keys_and_deletions_are_recorded():
     batch = SampleBatch(obs=[1], t=[2])
     batch["obs"], batch.get("nothing"), batch.get("t")
@@ -260,7 +252,6 @@ def test_tensors_of_unknown_length_are_let_through_but_not_counted():
 # -- copies --------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_copy_keeps_everything_and_shares_nothing():
     batch = two_sequences(_is_training=True, _num_grad_updates=3)
     batch["obs"], batch[2:], batch.slice(1, 3), list(batch.rows()), repr(batch)
@@ -274,7 +265,6 @@ def test_copy_keeps_everything_and_shares_nothing():
     assert np.shares_memory(batch.copy(shallow=True)["obs"], batch["obs"])
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("clone", [lambda b: pickle.loads(pickle.dumps(b)), copy.deepcopy])
 def test_a_batch_can_be_pickled(clone):
     batch = two_sequences(_num_grad_updates=2).right_zero_pad(5)
@@ -297,7 +287,6 @@ def test_a_batch_of_a_batch_inherits_its_layout():
 # -- rows ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_rows_are_single_values_with_their_nesting():
     rows = list(six_rows().rows())
     assert len(rows) == 6
@@ -361,7 +350,6 @@ def test_the_ends_of_episodes_are_seen():
 # -- slices --------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @given(
     start=st.none() | st.integers(-9, 9),
     stop=st.none() | st.integers(-9, 9),
@@ -381,7 +369,6 @@ def test_slices_follow_numpy_and_are_views(start, stop, step):
         assert_same(batch.slice(start, stop), part)
 
 
-@pytest.mark.core
 def test_slices_of_sequences_keep_them_whole():
     first = two_sequences()[0:3]
     assert first["obs"].tolist() == [1, 2]
@@ -402,7 +389,6 @@ def test_slices_of_a_padded_batch_count_rows_without_padding():
     assert part.count == 4
 
 
-@pytest.mark.core
 def test_the_method_slice_cuts_inside_sequences():
     part = two_sequences().slice(0, 3)
     assert part["seq_lens"].tolist() == [2, 1]
@@ -463,7 +449,6 @@ def test_timeslices_wants_one_positive_argument(arguments):
         six_rows().timeslices(**arguments)
 
 
-@pytest.mark.core
 def test_episodes_are_split_by_id_or_by_done():
     batch = SampleBatch(
         obs=np.arange(5),
@@ -495,7 +480,6 @@ def test_a_padded_batch_is_split_between_its_sequences():
 # -- joining -------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @given(st.lists(st.integers(0, 6), max_size=5))
 def test_pieces_joined_again_give_the_batch(cuts):
     batch = six_rows(terminateds=np.zeros(6, bool))
@@ -517,7 +501,6 @@ def test_sequences_survive_cutting_and_joining(lengths, size):
     assert_same(concat_samples(padded.timeslices(size)), padded)
 
 
-@pytest.mark.core
 def test_joining_weighs_the_updates_by_rows_and_skips_empty_batches():
     one = SampleBatch(obs=np.zeros(2), _num_grad_updates=1.0)
     two = SampleBatch(obs=np.ones(6), _num_grad_updates=5.0)
@@ -529,7 +512,6 @@ def test_joining_weighs_the_updates_by_rows_and_skips_empty_batches():
     assert concat_samples([]).count == 0
 
 
-@pytest.mark.core
 def test_joining_refuses_columns_that_not_all_have():
     one, two = SampleBatch(obs=[1], t=[1]), SampleBatch(obs=[1])
     with pytest.raises(KeyError, match=r"batch 1 lacks \['t'\]"):
@@ -605,7 +587,6 @@ def test_removed_names_say_what_replaced_them():
 # -- padding, compression, interceptor -----------------------------------------------------------
 
 
-@pytest.mark.core
 def test_right_zero_pad_gives_every_sequence_the_same_room():
     batch = two_sequences(names=np.array(list("abcdef")), infos=[{}] * 6)
     assert batch.right_zero_pad(5) is batch
@@ -631,7 +612,6 @@ def test_right_zero_pad_refuses_what_does_not_fit():
         two_sequences().right_zero_pad(4).right_zero_pad(5)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("bulk", [False, True])
 def test_compression_is_undone_to_the_bit(bulk):
     obs = {"a": np.arange(6, dtype=np.uint8).reshape(2, 3), "b": (np.array([0.5, 1.5]),)}
@@ -677,7 +657,6 @@ def test_objects_and_damaged_texts_are_refused():
         batch.decompress_if_needed()
 
 
-@pytest.mark.core
 def test_the_interceptor_sees_each_key_once():
     seen = []
 

@@ -81,7 +81,6 @@ def test_the_bounds_of_a_box_are_exact_not_merely_close(box):
     np.testing.assert_array_equal(back.sample(), box.sample())
 
 
-@pytest.mark.core
 def test_uniform_bounds_are_one_number_and_others_a_list():
     image = encode_space(spaces.Box(0, 255, (84, 84, 4), np.uint8))
     assert (image["low"], image["high"]) == (0, 255)
@@ -90,7 +89,6 @@ def test_uniform_bounds_are_one_number_and_others_a_list():
     assert mixed["high"] == 1.0
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     "space",
     [
@@ -189,7 +187,6 @@ def test_malformed_records_raise_a_checkpoint_error(record):
         decode_space(record)
 
 
-@pytest.mark.core
 def test_a_flat_space_keeps_the_one_it_was_made_of():
     flat = spaces.Box(-1.0, 1.0, (5,), np.float32)
     flat.original_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-1.0, 1.0, (3,)))

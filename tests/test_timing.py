@@ -99,7 +99,6 @@ def times(raw_obs_processing=0, inference=0, action_processing=0, env_wait=0):
 # -- StepTimes --------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_means_are_over_all_steps():
     kept = StepTimes()
     assert kept.means() == {}
@@ -110,7 +109,6 @@ def test_means_are_over_all_steps():
     assert kept.means() == times(30, 3, 0, 6)
 
 
-@pytest.mark.core
 def test_with_a_coefficient_the_last_steps_count_for_more():
     kept = StepTimes(0.5)
     kept.add(1, 0, 0, 0, 8_000_000)
@@ -129,7 +127,6 @@ def test_with_a_coefficient_the_last_steps_count_for_more():
 # -- in samplers ------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_episodes_tell_what_sampling_waited_for(clock):
     worker = worker_of()
     worker.sample()
@@ -167,7 +164,6 @@ class SlowStaggered(Staggered):
         return super().step(action_dict)
 
 
-@pytest.mark.core
 def test_many_agents_tell_the_same(clock):
     policies = {"p": SlowWalker(), "q": SlowWalker(seed=1)}
 
@@ -199,7 +195,6 @@ def test_evaluation_tells_them_too(clock):
 # -- in results -------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_summaries_have_the_means_over_episodes():
     one, other = {"mean_inference_ms": 1.0}, {"mean_inference_ms": 4.0}
     episodes = [

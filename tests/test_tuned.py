@@ -27,7 +27,6 @@ from tfpolicies.errors import ConfigError
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("algo", "env"), TUNED, ids=" on ".join)
 def test_an_entry_is_a_valid_config_and_names_its_source(algo, env):
     config = find_algorithm(algo).get_default_config().environment(env)
@@ -56,7 +55,6 @@ def test_settings_are_the_callers_to_change():
     assert tuned_settings("PPO", "Nothing-v0") == {}
 
 
-@pytest.mark.core
 def test_a_config_begins_with_tuned_settings():
     config = SACConfig.tuned("HalfCheetah-v4")
     assert isinstance(config, SACConfig)
@@ -87,7 +85,6 @@ def test_a_package_adds_entries_of_its_own(monkeypatch):
     assert ("PPO", "HalfCheetah-v5") in tuned_entries(env="cheetah")
 
 
-@pytest.mark.core
 def test_train_says_which_settings_it_begins_with():
     tuned = TrainSettings(env="HalfCheetah-v4", algo="SAC")
     assert "hyperparams/sac.yml, for 1,000,000 steps; this run has 100,000." in tuned.told_tuned()

@@ -45,7 +45,6 @@ def sha384(content):
     return "sha384-" + base64.b64encode(hashlib.sha384(content).digest()).decode()
 
 
-@pytest.mark.core
 def test_a_page_lies_beside_the_export_and_names_a_pinned_runtime(tmp_path):
     result = tiny.make().export_model(tmp_path / "web", web=True)
     assert result.path == tmp_path / "web" / "model.onnx"
@@ -59,7 +58,6 @@ def test_a_page_lies_beside_the_export_and_names_a_pinned_runtime(tmp_path):
     assert RUNTIME.partition("@")[2].count(".") == 2  # one version, not a range
 
 
-@pytest.mark.core
 def test_with_a_copy_of_the_runtime_nothing_is_named_that_lies_elsewhere(tmp_path, dist):
     folder = tmp_path / "web"
     tiny.make().export_model(folder, onnx=17, web=True, ort_web=dist)
@@ -82,7 +80,6 @@ def test_every_module_that_the_page_imports_is_written():
         assert set(re.findall(r'from "\./(.*?)"', code)) <= set(there)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("missing", [SCRIPT, WASM])
 def test_a_runtime_that_lacks_a_file_is_refused_by_its_name(tmp_path, dist, missing):
     (dist / missing).unlink()
@@ -91,7 +88,6 @@ def test_a_runtime_that_lacks_a_file_is_refused_by_its_name(tmp_path, dist, miss
     assert not (tmp_path / "web").exists()
 
 
-@pytest.mark.core
 def test_other_mistakes_with_the_runtime_name_the_next_step(tmp_path, dist):
     policy = tiny.make()
     with pytest.raises(ExportError, match=r"must be the `dist` folder .* Give '.*/dist'\."):

@@ -112,7 +112,6 @@ def in_memory(*layers, kind="keras2 weights"):
     return KerasWeights(kind, made)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("make", [sample_model, convolutional, two_directions, embedded])
 def test_a_file_of_the_same_architecture_fills_every_variable(make, writer, tmp_path):
@@ -146,7 +145,6 @@ def test_files_of_keras_versions_that_stored_no_names_load(writer, tmp_path):
     assert_same(mapped(path, model), model, original)
 
 
-@pytest.mark.core
 def test_made_up_names_of_another_process_do_not_shift_layers(tmp_path):
     layers = [
         (f"dense_{i}", np.full((8, 8), i, np.float32), np.zeros(8, np.float32)) for i in (1, 2, 3)
@@ -174,7 +172,6 @@ def test_the_place_in_a_keras_3_file_counts_more_than_made_up_names(tmp_path):
     assert {entry.how for entry in mapping.report} == {"order"}
 
 
-@pytest.mark.core
 def test_given_names_go_before_order():
     one, two = np.full((4, 4), 1.0), np.full((4, 4), 2.0)
     model = keras.Sequential(
@@ -191,7 +188,6 @@ def test_given_names_go_before_order():
     ]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_file_of_an_actor_fills_the_actor_and_says_what_stayed(writer, tmp_path):
     original = numbered(mlp(8, 8, 2))
@@ -237,7 +233,6 @@ def test_two_places_that_fit_alike_are_refused():
         match_weights(source, model, keys_of(model), "x.h5", allow_missing=True)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_shape_that_differs_is_named_with_file_layer_and_both_shapes(writer, tmp_path):
     path = written(mlp(8, 3), tmp_path, writer)
@@ -273,7 +268,6 @@ def test_gamma_is_not_taken_for_beta():
         match_weights(source, model, keys_of(model), "x.h5")
 
 
-@pytest.mark.core
 def test_numbers_are_cast_to_the_variable_or_refused():
     model = mlp(2, n=1)
 
