@@ -220,11 +220,11 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
         ({"total_timesteps": 9, "callbacks": ["print"]}, "callbacks must be functions"),
         (
             {"total_timesteps": 9, "callbacks": keras.callbacks.EarlyStopping()},
-            "Give a function f\\(algorithm, result\\) that returns False",
+            "with a function f\\(algorithm, result\\) that returns False",
         ),
         (
             {"total_timesteps": 9, "callbacks": [keras.callbacks.ReduceLROnPlateau()]},
-            "set_hyper\\('lr', ...\\)",
+            r'set_hyper\("lr", lr\)',
         ),
     ],
 )
