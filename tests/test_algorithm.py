@@ -238,6 +238,7 @@ def test_results_have_these_keys_and_no_others(unit):
     assert set(result["evaluation"]) == {
         *SUMMARY,
         *WORKERS,
+        "episode_reward_std",
         "sampler_results",
         "num_agent_steps_sampled_this_iter",
         "num_env_steps_sampled_this_iter",

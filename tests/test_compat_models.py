@@ -556,7 +556,7 @@ def test_the_base_class_says_what_is_missing():
 
 @pytest.mark.core
 def test_names_of_models_are_checked():
-    with pytest.raises(ModelSettingError, match="the name of a registered model, got 'denze'"):
+    with pytest.raises(ModelSettingError, match=r"the name of a registered model .*, got 'denze'"):
         with_model("denze")
     with pytest.raises(ModelSettingError, match="non-empty str, got 5"):
         ModelCatalog.register_custom_model(5, Dense)

@@ -93,7 +93,7 @@ def export_litert(
 
 def _require_litert() -> None:
     try:
-        with native_stderr_without():
+        with native_stderr_without(b""):
             import ai_edge_litert.interpreter  # noqa: F401
     except ImportError as error:
         raise MissingPackageError(
@@ -115,7 +115,7 @@ def _converted(serving: Serving, weights: str) -> bytes:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
     if weights == "float16":
         converter.target_spec.supported_types = [tf.float16]
-    with quiet_conversion(), native_stderr_without():
+    with quiet_conversion(), native_stderr_without(b""):
         try:
             return bytes(converter.convert())
         except Exception as error:
@@ -133,7 +133,7 @@ def _step(content: bytes) -> Step:
     """Returns what runs a LiteRT model, from inputs to outputs by name."""
     from ai_edge_litert.interpreter import Interpreter
 
-    with native_stderr_without():
+    with native_stderr_without(b""):
         interpreter = Interpreter(model_content=content, num_threads=1)
         interpreter.allocate_tensors()
         runner = interpreter.get_signature_runner(GREEDY)

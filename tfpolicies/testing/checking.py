@@ -106,7 +106,7 @@ def check_policy(
                 f"{', '.join(CHECKS)}."
             )
     subject = Subject(policy, rows=rows, seed=seed, exports=exports)
-    report = CheckReport(repr(policy), tuple(_result(name, subject) for name in names))
+    report = CheckReport(type(policy).__name__, tuple(_result(name, subject) for name in names))
     report.raise_failures()
     return report
 
