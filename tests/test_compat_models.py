@@ -389,7 +389,18 @@ def test_policies_with_ported_models_act_in_one_call():
         )
 
 
-class Distances(TFModelV2):
+class Functional(TFModelV2):
+    """Acts by `base_model`, which gives logits and values of observations."""
+
+    def forward(self, input_dict, state, seq_lens):
+        outputs, self._value_out = self.base_model(input_dict["obs"])
+        return outputs, state
+
+    def value_function(self):
+        return tf.reshape(self._value_out, [-1])
+
+
+class Distances(Functional):
     """A functional model of TensorFlow's functions: how far rows are from two learned points."""
 
     def __init__(self, *args):
@@ -402,13 +413,6 @@ class Distances(TFModelV2):
         value, _ = self.part({"obs": inputs})
         self.base_model = keras.Model(inputs, [-tf.maximum(total, 0.5), value])
 
-    def forward(self, input_dict, state, seq_lens):
-        outputs, self._value_out = self.base_model(input_dict["obs"])
-        return outputs, state
-
-    def value_function(self):
-        return tf.reshape(self._value_out, [-1])
-
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_a_functional_model_may_be_made_of_tensorflows_functions(inference):
@@ -420,10 +424,7 @@ def test_a_functional_model_may_be_made_of_tensorflows_functions(inference):
     np.testing.assert_allclose(extras["action_dist_inputs"], -np.maximum(total, 0.5), rtol=1e-5)
 
 
-# -- forms that cannot work ---------------------------------------------------------------------
-
-
-class Rows(TFModelV2):
+class Rows(Functional):
     """A functional model whose shapes are counted from its input."""
 
     def __init__(self, *args):
@@ -437,13 +438,6 @@ class Rows(TFModelV2):
         logits = keras.layers.Dense(2, use_bias=False, kernel_initializer=ones)(again)
         self.base_model = keras.Model(x, [logits, tf.tile(tf.zeros([1, 1]), [rows, 1])])
 
-    def forward(self, input_dict, state, seq_lens):
-        outputs, self._value_out = self.base_model(input_dict["obs"])
-        return outputs, state
-
-    def value_function(self):
-        return tf.reshape(self._value_out, [-1])
-
 
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_shapes_of_a_functional_model_may_be_counted_from_its_input(inference):
@@ -453,6 +447,9 @@ def test_shapes_of_a_functional_model_may_be_counted_from_its_input(inference):
     expected = np.repeat(2.0 * FIVE.sum(1, keepdims=True), 2, axis=1)
     np.testing.assert_allclose(extras["action_dist_inputs"], expected, rtol=1e-5)
     assert extras["vf_preds"].tolist() == [0.0] * 5
+
+
+# -- forms that cannot work ---------------------------------------------------------------------
 
 
 def build(self, *args):

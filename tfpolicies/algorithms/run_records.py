@@ -236,7 +236,7 @@ def _evaluate_best(run: RunFolder, algorithm: Any) -> float:
     from tfpolicies.policy.policy import Policy
 
     usual = algorithm._evaluator
-    evaluator = usual.changed({}, usual.explore)  # whose random numbers are nobody else's
+    evaluator = usual.changed({}, usual.explore)  # with random numbers of its own
     leader, best = algorithm.worker, Policy.from_checkpoint(run.best)
     replaced = {pid: leader.policy_map[pid] for pid in best if pid in leader.policy_map}
     states = {pid: policy.get_state() for pid, policy in replaced.items()}

@@ -40,7 +40,7 @@ from tfpolicies.envs.making import (
 from tfpolicies.envs.registry import ENVIRONMENTS
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, make_unnamed_file, unflatten
-from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.envs.vector import Environments, Step, require_same_spaces
 from tfpolicies.errors import EnvError, show_value
 
 logger = logging.getLogger("tfpolicies")
@@ -463,22 +463,13 @@ class ProcessEnvironments(Environments):
         count = len(processes)
         self._shares = [get_share(number, num_envs, count) for number in range(count)]
         for answer, share in zip(made, self._shares, strict=True):
-            self._require_same_spaces(answer, share)
+            require_same_spaces(share.start, answer, self)
         spaces = self.observation_space, self.action_space
         self._arrays = SharedArrays(memory.fileno(), *spaces, num_envs, count, is_new=True)
         self._close_memory = weakref.finalize(self, memory.close)
         self._limit: float | None = None
         self._on_made: Callable[[Any, int], None] = lambda env, index: None
         self.guard(Repairs(worker_index=worker_index))
-
-    def _require_same_spaces(self, made: Made, share: range) -> None:
-        for kind in ("observation", "action"):
-            own, first = getattr(made, f"{kind}_space"), getattr(self, f"{kind}_space")
-            if own != first:
-                raise EnvError(
-                    f"Environment {share.start} has the {kind} space {own}, but the first one has "
-                    f"{first}; environments of a worker share one."
-                )
 
     def guard(self, repairs: Repairs) -> None:
         super().guard(repairs)
@@ -504,10 +495,9 @@ class ProcessEnvironments(Environments):
         self._processes[number].end()
         process = self._processes[number] = _Process(number, self._memory)
         process.send(self._assignment)
-        self._require_same_spaces(
-            _receive_made(process, self._shares[number], self._worker_index),  # type: ignore[arg-type]
-            self._shares[number],
-        )
+        share = self._shares[number]
+        made = _receive_made(process, share, self._worker_index)
+        require_same_spaces(share.start, made, self)
         self._ask(process, "guard", *self._get_guard())
         return process
 

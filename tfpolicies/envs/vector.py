@@ -311,13 +311,7 @@ class PlainEnvironments(SeparateEnvironments):
         action_space = require_space(self.envs[0], "action_space")
         super().__init__(observation_space, action_space, len(self.envs))
         for i, env in enumerate(self.envs):
-            for kind in ("observation", "action"):
-                own, first = getattr(env, f"{kind}_space"), getattr(self, f"{kind}_space")
-                if own != first:
-                    raise EnvError(
-                        f"Environment {i} has the {kind} space {own}, but the first one has "
-                        f"{first}; environments of a worker share one."
-                    )
+            require_same_spaces(i, env, self)
         self._watch_calls()
 
     def guard(self, repairs: Repairs) -> None:
@@ -568,6 +562,26 @@ def all_anew(num_envs: int, error: Exception, first: Any) -> Step:
     never, broken = np.zeros(num_envs, bool), dict.fromkeys(range(num_envs), error)
     rewards = np.zeros(num_envs, np.float32)
     return Step(first, rewards, never, never, {}, ~never, None, broken)
+
+
+def require_same_spaces(index: int, env: Any, first: Any) -> None:
+    """Checks that an environment has the spaces of the first one.
+
+    Args:
+        index: of the environment.
+        env: has the attributes `observation_space` and `action_space`.
+        first: likewise.
+
+    Raises:
+        EnvError: if one of them is another one.
+    """
+    for kind in ("observation", "action"):
+        space, expected = getattr(env, f"{kind}_space"), getattr(first, f"{kind}_space")
+        if space != expected:
+            raise EnvError(
+                f"Environment {index} has the {kind} space {space}, but the first one has "
+                f"{expected}; environments of a worker share one."
+            )
 
 
 def copier(space: gym.Space) -> Callable[[Any], Any]:
