@@ -69,7 +69,7 @@ def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
     report = check_policy(policy)
     assert set(report.passed) == set(CHECKS)
     lines = str(report).splitlines()
-    assert lines[0] == f"check_policy: {policy!r}"
+    assert lines[0] == f"check_policy: {type(policy).__name__}"
     assert "masks: passed (10000 draws)" in lines
     after = policy.get_state()
     tiny.assert_equal(after["weights"], before["weights"])

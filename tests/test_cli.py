@@ -315,7 +315,7 @@ def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
     assert read_progress(run / "progress.csv")[-1]["env_steps"] >= 700
     elsewhere = ["--env", words[1], "--env-config", '{"length": 7}', "--episodes", "2"]
     assert main(["play-exported", str(run), *elsewhere]) == 0
-    assert "episodes     2" in capsys.readouterr().out
+    assert "episodes 2 " in " ".join(capsys.readouterr().out.split())
 
 
 # -- resume -----------------------------------------------------------------------------------

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 
 
-@contextlib.contextmanager
-def ensure_eager() -> Iterator[None]:
+class ensure_eager:
     """Executes a block, or the function that it decorates, eagerly also inside a `tf.Graph` block.
 
     The graph of that block gets no operations. Inside a `tf.function`, and in a process where eager
     execution is disabled, nothing changes. `tf.init_scope` leaves only the graphs of functions: in
     a `tf.Graph` block it would add operations to that graph.
     """
+
+    def __enter__(self) -> None:
+        self._mode = _enter_eager_mode()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*error)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def execute(*args: Any, **kwargs: Any) -> Any:
+            if tf.executing_eagerly():
+                return function(*args, **kwargs)
+            with ensure_eager():
+                return function(*args, **kwargs)
+
+        return execute
+
+
+def _enter_eager_mode() -> Any:
+    """Returns the mode that was entered; None if nothing had to change."""
     if tf.executing_eagerly() or tf.inside_function() or not is_eager_process():
-        yield
-    else:
-        with tf.__internal__.eager_context.eager_mode():
-            yield
+        return None
+    mode = tf.__internal__.eager_context.eager_mode()
+    mode.__enter__()
+    return mode
 
 
 @functools.cache
@@ -39,16 +58,16 @@ class EagerLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._contexts: list[Any] = []  # of the holder, the innermost last
+        self._modes: list[Any] = []  # of the holder, the innermost last
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        context = ensure_eager()
-        context.__enter__()
-        self._contexts.append(context)
+        self._modes.append(_enter_eager_mode())
 
     def __exit__(self, *error: Any) -> None:
         try:
-            self._contexts.pop().__exit__(*error)
+            mode = self._modes.pop()
+            if mode is not None:
+                mode.__exit__(*error)
         finally:
             self._lock.release()

@@ -25,8 +25,7 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
             f"masked_mean takes one number for each row, [B], got values of shape {shape}. "
             "Reduce or squeeze the other axes first."
         )
-    weighted = values * mask  # 0 * inf is NaN, so rows of weight 0 are chosen, not multiplied away
-    total = tf.reduce_sum(tf.where(mask > 0, weighted, tf.zeros_like(weighted)))
+    total = tf.reduce_sum(tf.math.multiply_no_nan(values, mask))  # 0 * inf is 0 here
     return total / tf.maximum(tf.reduce_sum(mask), 1.0)
 
 

@@ -104,7 +104,8 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
             is_wrong, rule = ~np.isfinite(array), "must be finite"
         else:
             sizes = [min(size, _LARGEST) for size in cell_sizes(leaf.space)]
-            if not array.size or (array.min() >= 0 and array.max() < min(sizes)):
+            unsigned = array.view(f"u{array.itemsize}")  # where negative numbers are the largest
+            if not array.size or unsigned.max() < min(sizes):
                 continue
             is_wrong = (array < 0) | (array >= np.reshape(sizes, leaf.shape))
             rule = f"must be choices of {leaf.space}, counted from 0"
