@@ -62,7 +62,6 @@ def test_loss_and_gradient_are_those_of_the_paper():
     np.testing.assert_allclose(by_shape[3, 1], obs.T @ d_values, atol=1e-5)
 
 
-@pytest.mark.core
 def test_both_modes_learn_alike():
     policies = [make(kind, lr=0.01) for kind in (A2CTF2Policy, A2CTF1Policy)]
     batch = trajectory(policies[0], 16)

@@ -56,7 +56,6 @@ def tiny(env=SeededEnv, kind=PPOConfig):
     return config
 
 
-@pytest.mark.core
 def test_an_algorithm_is_shown_by_its_class_environment_and_iteration():
     algorithm = tiny("CartPole-v1").build()
     algorithm.train()
@@ -64,7 +63,6 @@ def test_an_algorithm_is_shown_by_its_class_environment_and_iteration():
     assert repr(object.__new__(PPO)) == "PPO(iteration=0)"
 
 
-@pytest.mark.core
 def test_recent_returns_are_those_of_the_last_steps_and_the_first_go_to_checkpoints():
     results = Results(tiny().build().config)
 
@@ -289,7 +287,6 @@ def test_the_load_of_a_machine_is_that_since_the_last_reading(tmp_path):
     assert MachineLoad(str(tmp_path / "nothing")).read() == {}
 
 
-@pytest.mark.core
 def test_returns_are_nan_before_the_first_episode_ended():
     class Endless(CountingEnv):
         def length(self, episode):
@@ -699,7 +696,6 @@ def test_a_keras_model_of_ones_own_learns_in_an_environment_of_ones_own():
 # -- acting -----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_single_action_is_ready_for_the_environment():
     algorithm = tiny("CartPole-v1").build()
     env = gym.make("CartPole-v1")

@@ -193,7 +193,6 @@ def sampled(worker, count=4):
     return [part["default_policy"] for part in parts], worker.get_metrics()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize(("source", "kind"), CASES)
 def test_a_broken_episode_is_dropped_and_sampling_goes_on(source, kind, mode):
@@ -267,7 +266,6 @@ def stuck_vector(config):
     return SyncVectorEnv([lambda: Stuck(config)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("source", [Stuck, StuckTeam, stuck_vector])
 def test_an_environment_that_never_completes_a_step_is_given_up(source):
     worker = worker_of(source, "none of these")
@@ -301,7 +299,6 @@ def test_what_a_callback_raises_about_a_new_environment_is_no_break_of_it(monkey
     worker.stop()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("source", [Breaking, Team])
 def test_environments_of_which_none_can_be_reset_are_given_up(source):
     worker = worker_of(source, "reset", always=True)
@@ -350,7 +347,6 @@ class Places(gym.Env):
         return self.seen(), 1.0, False, self.now == 6, {}
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("part", "space"),
     [("place", r"Discrete\(3\)"), ("parts", r"MultiDiscrete"), ("on", r"MultiBinary\(2\)")],

@@ -30,7 +30,6 @@ def test_a_ported_script_imports_nothing_else(script):
     assert found <= ALLOWED | {path.stem for path in PORTING.parent.glob("*.py")}
 
 
-@pytest.mark.core
 def test_a_custom_tf_model_learns_and_is_exported(tmp_path, load):
     total = load("custom_tf_model").main(stop_iters=8, folder=str(tmp_path))
     assert total == pytest.approx(0.3)  # 1 - 7 * 0.1: straight to the end

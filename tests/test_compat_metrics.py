@@ -64,7 +64,6 @@ def custom_evaluation_function(algorithm, eval_workers):
     return metrics
 
 
-@pytest.mark.core
 def test_a_custom_evaluation_sets_environments_samples_and_summarises():
     algorithm = config(
         evaluation_interval=1, custom_evaluation_function=custom_evaluation_function

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from gymnasium import spaces
 from tiny import make
 
@@ -28,7 +27,7 @@ from tfpolicies.connectors import (
     restore,
 )
 from tfpolicies.errors import ConfigError, ObservationError, UnsupportedSpaceError, UsageError
-from tfpolicies.models.action_pipeline import ActionPipeline
+from tfpolicies.models.action_mapping import ActionMapping
 
 LINE = spaces.Box(-9.0, 9.0, (1,), np.float32)
 GRAY = spaces.Box(0, 255, (2, 2), np.uint8)
@@ -231,8 +230,8 @@ def test_normalised_actions_are_mapped_into_the_space():
     actions = np.array([[-1, -1], [0, 0], [1, 1], [-7, 7]], np.float32)
     found = unsquash(ActionStep(actions, np.arange(4))).actions
     assert found.tolist() == [[0, -2], [5, 0], [10, 2], [0, 2]]
-    pipeline = ActionPipeline(BOUNDED, normalize=True, clip=False)
-    (expected,) = pipeline.to_env([tf.constant(actions)])
+    mapping = ActionMapping(BOUNDED, normalize=True, clip=False)
+    (expected,) = mapping.to_env([actions])
     np.testing.assert_array_equal(found, expected)
 
 

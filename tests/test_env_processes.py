@@ -157,7 +157,6 @@ def test_observations_that_were_handed_out_stay_as_they_are():
 # -- what an environment may be -------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_every_way_to_name_an_environment_works():
     offset = 3.0
 
@@ -339,7 +338,6 @@ def test_sampling_goes_on_without_the_episode_of_a_broken_environment(worker_for
     assert counts[2] == counts[0]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", ["killed", "hang"])
 def test_another_process_takes_the_place_of_one_that_ended(worker_for, kind, tmp_path, caplog):
     faults = {"restart_failed_sub_environments": True}

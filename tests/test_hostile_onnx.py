@@ -240,7 +240,6 @@ def long_window():
     return doing(*nodes, constants=[constant("n", np.array([1, 1, 10**7]))])
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("build", [outer_product, expanded, endless, long_window])
 def test_a_model_that_takes_too_much_is_refused_and_costs_this_process_nothing(build, tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF)

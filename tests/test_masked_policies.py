@@ -32,7 +32,6 @@ def observations(rows, size, seed=0):
     }
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_a_masked_action_is_never_drawn_in_a_million(inference):
     policy = masked_policy(spaces.Discrete(5, start=-2), 5, inference=inference)

@@ -349,7 +349,6 @@ def test_gradients_flow_through_the_sequence(kind):
     assert not any(isinstance(g, tf.IndexedSlices) for g in weights)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", KINDS)
 def test_learning_compiled_by_xla_agrees_with_plain_learning(kind):
     model = model_of(kind)

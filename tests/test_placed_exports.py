@@ -103,7 +103,6 @@ def of(killed, existed, version):
     return found
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("version", [False, True])
 def test_where_there_was_no_folder_a_killed_export_leaves_none_or_all_of_it(killed, version):
     new = versions("new") if version else whole("new")

@@ -235,7 +235,6 @@ def run_script(script, level=None):
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
 
 
-@pytest.mark.core
 def test_tensorflow_starts_without_a_line_where_this_package_was_imported_first():
     done = run_script(SCRIPT)
     assert done.stderr == "before\n"

@@ -435,7 +435,6 @@ def test_learning_draws_from_a_generator_of_its_own():
     np.testing.assert_array_equal(one.compute_actions(obs)[0], other.compute_actions(obs)[0])
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("inference", ["tf", "onnx"])
 def test_sixty_four_actors_act_in_one_stacked_call_as_one_by_one(inference):
     from tfpolicies import PolicyMap

@@ -269,7 +269,6 @@ def fails(self, *inputs):
     raise tf.errors.InternalError(None, None, "Autotuner could not find any supported configs")
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("jit", ["auto", True])
 def test_a_form_that_cannot_be_compiled_gives_way_to_the_next(monkeypatch, caplog, jit):
     own = {"lr": 0.01, "model": {"fcnet_hiddens": [8]}}
@@ -287,7 +286,6 @@ def test_a_form_that_cannot_be_compiled_gives_way_to_the_next(monkeypatch, caplo
     assert policy.num_grad_updates == plain.num_grad_updates
 
 
-@pytest.mark.core
 def test_a_form_that_takes_long_gives_way_and_its_late_end_changes_nothing(monkeypatch, caplog):
     own = {"lr": 0.01, "model": {"fcnet_hiddens": [7]}}
     policy, plain = make(jit_compile="auto", **own), make(**own)

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.compat.utils import batch
-from tfpolicies.models.env_actions import from_env
-from tfpolicies.models.spaces import action_leaves, is_float_box, nest, pick
+from tfpolicies.models.action_mapping import ActionMapping
+from tfpolicies.models.spaces import is_float_box, nest, pick
 from tfpolicies.policy.identity import derived_seed
 from tfpolicies.policy.policy import ActionBatch, Policy
 
@@ -53,7 +53,7 @@ class RandomPolicy(Policy):
         rows = len(next(iterate_leaves(obs_batch)))
         actions = batch([self._drawn_from.sample() for _ in range(rows)])
         if self.config.get("normalize_actions", True) and not self._ignores_bounds:
-            found = action_leaves(self.action_space)
-            drawn = [pick(actions, leaf.path) for leaf in found]
-            actions = nest(self.action_space, from_env(found, drawn))
+            mapping = ActionMapping(self.action_space, normalize=True, clip=False, from_zero=False)
+            drawn = [pick(actions, leaf.path) for leaf in mapping.leaves]
+            actions = nest(self.action_space, mapping.from_env(drawn))
         return ActionBatch(actions, list(state_batches or []), {})

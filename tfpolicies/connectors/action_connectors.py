@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 
 import numpy as np
-from gymnasium import spaces
 
 from tfpolicies.connectors.connector import ActionConnector, ActionStep, register_connector
 from tfpolicies.errors import UsageError
-from tfpolicies.models.spaces import Leaf, half_width_and_middle, is_float_box, leaves, nest, pick
+from tfpolicies.models.action_mapping import ActionMapping
+from tfpolicies.models.spaces import Leaf, is_float_box, leaves, nest, pick
 
 
 class _LeafwiseActions(ActionConnector):
@@ -39,7 +39,7 @@ class ClipActions(_LeafwiseActions):
     def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
         if not is_float_box(leaf.space):
             return actions
-        return _clipped(leaf.space, actions)
+        return ActionMapping(leaf.space, normalize=False, clip=True).leaf_to_env(leaf, actions)
 
 
 @register_connector
@@ -52,23 +52,7 @@ class UnsquashActions(_LeafwiseActions):
     """
 
     def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
-        space = leaf.space
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            return actions + space.start
-        if not isinstance(space, spaces.Box):
-            return actions
-        if not is_float_box(space):
-            low = np.where(space.bounded_below, space.low, 0)
-            return (actions + low).astype(space.dtype, copy=False)
-        bounds = (space.low.astype(np.float64), space.high.astype(np.float64))
-        half_width, middle = half_width_and_middle(*bounds)
-        return _clipped(space, actions * half_width + middle)
-
-
-def _clipped(space: spaces.Space, actions: np.ndarray) -> np.ndarray:
-    """Casts to the space's own dtype before clipping, so that rounding leaves no bound."""
-    box: spaces.Box = space  # type: ignore[assignment]
-    return np.clip(actions.astype(box.dtype, copy=False), box.low, box.high)
+        return ActionMapping(leaf.space, normalize=True, clip=False).leaf_to_env(leaf, actions)
 
 
 def _mismatch(leaf: Leaf, got: str) -> str:

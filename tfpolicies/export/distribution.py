@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.models.action_pipeline import ActionPipeline
+from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.distributions import (
     Bernoulli,
     Categorical,
@@ -46,7 +46,7 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
     of floats have `low` and `high` (None where there is no bound), `half_width` and `middle`, which
     bring normalised actions to the environment's units, and whether these are `clipped`.
     """
-    leaves, kinds = program.spec.pipeline.leaves, program.spec.dist_class.kinds
+    leaves, kinds = program.spec.action_mapping.leaves, program.spec.dist_class.kinds
     known = len(kinds) == len(leaves) and all(map(is_distribution, kinds))
     if not known or samples_by_itself(program.spec):
         return [_record(program, leaf, "other", [0, 0]) for leaf in leaves]
@@ -71,24 +71,24 @@ def _record(program: Program, leaf: Leaf, kind: str, columns: list[int]) -> dict
     if is_float_box(leaf.space):
         if kind == "squashed_normal":
             record["log_std_range"] = list(LOG_STD_RANGE)
-        return {**record, **_range(program.spec.pipeline, leaf.space)}
+        return {**record, **_range(program.spec.action_mapping, leaf.space)}
     space: Any = leaf.space
     lowest = getattr(space, "start", getattr(space, "low", 0))  # a MultiBinary has neither
     first = np.broadcast_to(lowest, leaf.shape).reshape(-1)
     return {**record, "sizes": list(cell_sizes(space)), "first": first.tolist()}
 
 
-def _range(pipeline: ActionPipeline, space: Any) -> dict[str, Any]:
+def _range(mapping: ActionMapping, space: Any) -> dict[str, Any]:
     low, high = (x.astype(np.float64).reshape(-1) for x in (space.low, space.high))
     half_width, middle = np.ones_like(low), np.zeros_like(low)
-    if pipeline.normalize:
+    if mapping.normalize:
         half_width, middle = half_width_and_middle(low, high)
     return {
         "low": _numbers(low),
         "high": _numbers(high),
         "half_width": half_width.tolist(),
         "middle": middle.tolist(),
-        "clipped": pipeline.normalize or pipeline.clip,
+        "clipped": mapping.normalize or mapping.clip,
     }
 
 

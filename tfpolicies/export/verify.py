@@ -447,9 +447,9 @@ class Comparison:
                 changed = ours[name] != wanted[name]
                 other |= changed.reshape(len(noise), -1).any(axis=1)
         self.other_choices += int(other.sum())
-        mapped = spec.pipeline.to_env([tf.constant(ours[name]) for name in normalized])
+        mapped = spec.action_mapping.to_env([ours[name] for name in normalized])
         for name, right in zip(for_env, mapped, strict=True):
-            self._compare(name, ours[name], right.numpy(), _sizes(right.numpy()))
+            self._compare(name, ours[name], right, _sizes(right))
 
     def _compare(
         self,

@@ -18,7 +18,7 @@ from tfpolicies.errors import (
 )
 from tfpolicies.foreign.model import ForeignModel
 from tfpolicies.foreign.wiring import LOGITS, Wiring, choices
-from tfpolicies.models.env_actions import from_env
+from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.policy import ActionBatch, Policy
 
@@ -150,9 +150,8 @@ class ImportedPolicy(Policy):
         if actions is None:
             last = [np.zeros((rows, *leaf.shape)) for leaf in self._acted]
         else:
-            given = from_env(self._acted, batch_leaves(self._acted, actions, "prev_action_batch"))
-            starts = [getattr(leaf.space, "start", 0) for leaf in self._acted]
-            last = [x - start for x, start in zip(given, starts, strict=True)]
+            mapping = ActionMapping(self.action_space, normalize=True, clip=False)
+            last = mapping.from_env(batch_leaves(self._acted, actions, "prev_action_batch"))
         return found | dict(zip(self._wiring.previous, last, strict=True))
 
     def _require_rows(self, outputs: Mapping[str, np.ndarray], rows: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,12 +10,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.exploration.exploration import checked_array
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
-from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.ports import PREVIOUS, View
 from tfpolicies.models.preprocessed import turned_back
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
@@ -456,7 +453,7 @@ class ProgramActing:
                 leaf._replace(dtype=np.dtype(leaf.space.dtype)) for leaf in spec.action_leaves
             ]
             found = batch_leaves(env_leaves, actions, "actions")
-            actions = nest(spec.action_space, spec.pipeline.from_env(found))
+            actions = nest(spec.action_space, spec.action_mapping.from_env(found))
         checked = self.checked_actions(actions)
         if len(checked[0]) != len(inputs[0]):
             raise BatchError(
@@ -473,14 +470,8 @@ class ProgramActing:
         clip: bool | None = None,
     ) -> list[np.ndarray]:
         """Returns leaves of normalised actions as the environment takes them."""
-        spec = self.program.spec
-        pipeline = dataclasses.replace(
-            spec.pipeline,
-            normalize=spec.pipeline.normalize if unsquash is None else unsquash,
-            clip=spec.pipeline.clip if clip is None else clip,
-        )
-        with ensure_eager():
-            return [x.numpy() for x in pipeline.to_env([tf.constant(leaf) for leaf in actions])]
+        mapping = self.program.spec.action_mapping.override(unsquash, clip)
+        return mapping.to_env(actions)
 
 
 def _steps_of(view: View, batch: Any) -> list[np.ndarray]:

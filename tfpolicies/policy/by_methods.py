@@ -23,7 +23,7 @@ from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import UsageError
-from tfpolicies.models.env_actions import outside_of_range, to_env
+from tfpolicies.models.action_mapping import ActionMapping, find_unscaled
 from tfpolicies.models.ports import PREVIOUS, View, leaf_ports, previous
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
 from tfpolicies.policy import parts
@@ -185,10 +185,10 @@ class ActingByMethods(parts.Acting):
         config = policy.config
         normalize = config.get("normalize_actions", True) if unsquash is None else unsquash
         clip = config.get("clip_actions", False) if clip is None else clip
-        found = action_leaves(policy.action_space)
+        mapping = ActionMapping(policy.action_space, normalize, clip, from_zero=False)
         if normalize:
-            _warn_of_range(policy, found, actions)
-        return to_env(found, actions, normalize=normalize, clip=clip)
+            _warn_of_range(policy, mapping.leaves, actions)
+        return mapping.to_env(actions)
 
 
 def _require_rows(columns: Mapping[str, np.ndarray], rows: int, here: str) -> None:
@@ -263,7 +263,7 @@ def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.nda
     kind = type(policy)
     if kind in _warned:
         return
-    found = outside_of_range(leaves, actions)
+    found = find_unscaled(leaves, actions)
     if found is not None:
         _warned.add(kind)
         logger.warning(

@@ -161,7 +161,9 @@ class ProgramFunctions:
                 params=given.params,
                 explorer=spec.explorer if explorer is None else explorer,
             )
-        env_actions = spec.pipeline.to_env(chosen.actions)
+        env_actions = spec.action_mapping.to_env(
+            chosen.actions, cast=tf.cast, clip=tf.clip_by_value
+        )
         values = acting.values() if spec.with_value else None
         extras: dict[str, tf.Tensor] = {}
         if spec.policy_class._overrides("extra_action_out_fn"):

@@ -59,7 +59,7 @@ class ActLayout(NamedTuple):
             tuple(p._replace(name=p.name.replace("_in_", "_out_")) for p in states),
             tuple(extras),
             tuple(port.name for port in extras),
-            spec.pipeline.is_identity,
+            spec.action_mapping.is_identity,
         )
 
     def ports(self) -> list[Port]:

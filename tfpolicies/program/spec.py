@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfpolicies import ported
 from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
-from tfpolicies.models.action_pipeline import ActionPipeline
+from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
 from tfpolicies.models.filters import filtered_leaves, require_filter
 from tfpolicies.models.learning_rates import changing_rate
@@ -187,9 +187,9 @@ class ProgramSpec:
         return filtered_leaves(self.observation_space)
 
     @cached_property
-    def pipeline(self) -> ActionPipeline:
+    def action_mapping(self) -> ActionMapping:
         """The way from normalised actions to the environment."""
-        return ActionPipeline(
+        return ActionMapping(
             self.action_space, self.static["normalize_actions"], self.static["clip_actions"]
         )
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make
 
-from tfpolicies.models.action_pipeline import ActionPipeline
+from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.spaces import nest
 
@@ -33,16 +33,26 @@ NESTED = spaces.Dict(
 
 
 def to_env(space, actions, *, normalize=True, clip=False):
-    """Maps a batch of actions of a space that is not nested."""
-    pipeline = ActionPipeline(space, normalize, clip)
-    (leaf,) = pipeline.leaves
-    (mapped,) = pipeline.to_env([tf.constant(np.asarray(actions, leaf.dtype))])
-    return mapped.numpy()
+    """Maps a batch of actions of a space that is not nested, in NumPy and in TensorFlow."""
+    mapping = ActionMapping(space, normalize, clip)
+    (leaf,) = mapping.leaves
+    array = np.asarray(actions, leaf.dtype)
+    (mapped,) = mapping.to_env([array])
+    (traced,) = with_tensors(mapping, [array])
+    assert mapped.dtype == traced.dtype == space.dtype
+    np.testing.assert_array_equal(mapped, traced)
+    return mapped
+
+
+def with_tensors(mapping, actions):
+    """Maps arrays as the graph does; returns arrays."""
+    tensors = [tf.constant(each) for each in actions]
+    return [x.numpy() for x in mapping.to_env(tensors, cast=tf.cast, clip=tf.clip_by_value)]
 
 
 def from_env(space, actions, *, normalize=True):
     """Inverts `to_env`."""
-    (normalised,) = ActionPipeline(space, normalize, False).from_env([np.asarray(actions)])
+    (normalised,) = ActionMapping(space, normalize, False).from_env([np.asarray(actions)])
     return normalised
 
 
@@ -60,7 +70,7 @@ def test_a_half_bounded_component_is_clipped_to_the_bound_it_has():
 def test_without_normalisation_actions_are_clipped_or_left():
     assert to_env(BOUNDED, [[11, -1]], normalize=False, clip=True).tolist() == [[10, -1]]
     assert to_env(BOUNDED, [[11, -1]], normalize=False).tolist() == [[11, -1]]
-    assert ActionPipeline(BOUNDED, False, False).is_identity
+    assert ActionMapping(BOUNDED, False, False).is_identity
 
 
 def test_discrete_actions_begin_at_the_start_of_the_space():
@@ -103,6 +113,28 @@ def test_integers_get_the_start_or_the_low_of_their_space_in_its_dtype():
         assert (back.tolist(), back.dtype) == (actions, np.int64)
 
 
+def test_integers_without_a_bound_below_stay_what_they_are():
+    """Adding the lowest int64 to them would make nonsense of what custom policies choose."""
+    space = spaces.Box(np.array([-np.inf, 5]), np.array([np.inf, 9]), dtype=np.int32)
+    for from_zero in (True, False):
+        mapping = ActionMapping(space, normalize=True, clip=False, from_zero=from_zero)
+        assert mapping.to_env([np.array([[3, 1]])])[0].tolist() == [[3, 6]]
+
+
+def test_custom_policies_choose_from_the_space_itself():
+    def mapped(space, actions, normalize, clip=False):
+        mapping = ActionMapping(space, normalize, clip, from_zero=False)
+        return mapping.to_env([np.array(actions)])[0].tolist()
+
+    assert mapped(spaces.Discrete(3, start=-1), [-1, 1], normalize=True) == [-1, 1]
+    assert mapped(spaces.MultiDiscrete([3, 2], start=[-1, 10]), [[1, 11]], True) == [[1, 11]]
+    cells = spaces.Box(4, 8, (2,), np.int64)
+    assert mapped(cells, [[0, 4]], normalize=True) == [[4, 8]]
+    assert mapped(cells, [[0, 9]], normalize=False, clip=True) == [[4, 8]]
+    assert mapped(cells, [[0, 9]], normalize=False) == [[0, 9]]
+    assert mapped(BOUNDED, [[0.5, -3.0]], normalize=True) == [[7.5, -2]]
+
+
 @pytest.mark.core
 def test_bits_are_taken_as_they_are():
     space = spaces.MultiBinary((1, 2))
@@ -116,22 +148,24 @@ def test_bits_are_taken_as_they_are():
 
 @pytest.mark.core
 def test_the_leaves_of_a_nested_space_are_mapped_each_by_its_own_rule():
-    pipeline = ActionPipeline(NESTED, normalize=True, clip=False)
+    mapping = ActionMapping(NESTED, normalize=True, clip=False)
     actions = [np.float32([[1, -1]]), np.int8([[0, 1]]), np.int64([2]), np.int64([[3, 0]])]
-    mapped = [x.numpy() for x in pipeline.to_env([tf.constant(x) for x in actions])]
+    mapped = mapping.to_env(actions)
+    for one, traced in zip(mapped, with_tensors(mapping, actions), strict=True):
+        np.testing.assert_array_equal(one, traced)
     assert [x.tolist() for x in mapped] == [[[10, -2]], [[0, 1]], [-3], [[2, 3]]]
     assert [x.dtype.name for x in mapped] == ["float32", "int8", "int64", "int16"]
-    again = pipeline.from_env(mapped)
+    again = mapping.from_env(mapped)
     assert [x.tolist() for x in again] == [x.tolist() for x in actions]
     assert [x.dtype for x in again] == [x.dtype for x in actions]
-    raw = dataclasses.replace(pipeline, normalize=False)
-    assert raw.to_env([tf.constant(x) for x in actions])[0].numpy().tolist() == [[1, -1]]
+    raw = dataclasses.replace(mapping, normalize=False)
+    assert raw.to_env(actions)[0].tolist() == [[1, -1]]
 
 
 @pytest.mark.core
 def test_the_identity_is_known():
     def same(space, normalize=False, clip=False):
-        return ActionPipeline(space, normalize, clip).is_identity
+        return ActionMapping(space, normalize, clip).is_identity
 
     assert same(spaces.Discrete(3), normalize=True)
     assert not same(spaces.Discrete(3, start=1))
@@ -217,14 +251,14 @@ def test_every_action_given_to_the_environment_is_in_the_space(space, normalize,
     rng = np.random.default_rng(seed)
     inputs = tf.constant(rng.normal(size=(4, dist_class.num_inputs)), tf.float32)
     noise = tf.constant(dist_class.draw_noise(rng, 4))
-    pipeline = ActionPipeline(space, normalize, clip=not normalize)
+    mapping = ActionMapping(space, normalize, clip=not normalize)
     actions = [
         tf.clip_by_value(action * scale, tf.float32.min, tf.float32.max)
         if action.dtype == tf.float32
         else action
         for action in dist_class(inputs).sample_leaves(noise)
     ]
-    mapped = [action.numpy() for action in pipeline.to_env(actions)]
+    mapped = mapping.to_env([action.numpy() for action in actions])
     for row in range(4):
         action = nest(space, [leaf[row, ...] for leaf in mapped])  # arrays, also of rank 0
         assert action in space

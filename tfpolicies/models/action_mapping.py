@@ -1,0 +1,174 @@
+"""The mapping from a policy's actions to the environment's, in NumPy and in TensorFlow.
+
+A policy with a Program computes *normalised* actions: choices count from 0, and Boxes of floats
+have the range [-1, 1] when `normalize_actions` is set. Each leaf is mapped into its space:
+
+* Discrete, MultiDiscrete: `start` is added. Box of integers: `low` is added where
+  it is finite.
+* MultiBinary: as it is.
+* Box of floats with `normalize_actions`: where both bounds are finite,
+  `low + (a + 1)(high - low) / 2`, clipped to the bounds; elsewhere the value is clipped to the
+  bound that exists, if any.
+* Box of floats without it: clipped to the bounds if `clip_actions`, else left as it is.
+
+A custom policy chooses from the space itself (`from_zero=False`): of its integers, only those of a
+bounded Box are moved, by `low`, and only with `normalize_actions`; `clip_actions` alone clips them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.models.spaces import Leaf, action_leaves, half_width_and_middle, is_float_box
+
+
+def _cast(array: Any, dtype: Any) -> np.ndarray:
+    return np.asarray(array).astype(dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class ActionMapping:
+    """The mapping for one action space, nested or not; see the module's text for the rules.
+
+    Attributes:
+        space: the action space.
+        normalize: whether Boxes of floats are mapped from [-1, 1].
+        clip: whether Boxes are clipped if they are not mapped.
+        from_zero: whether choices count from 0; else they are the environment's own.
+
+    >>> mapping = ActionMapping(spaces.Box(0.0, 4.0, (1,)), normalize=True, clip=False)
+    >>> mapping.to_env([np.array([[0.5], [3.0]])])[0].tolist()
+    [[3.0], [4.0]]
+    """
+
+    space: Any
+    normalize: bool
+    clip: bool
+    from_zero: bool = True
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The action space's leaves."""
+        return action_leaves(self.space)
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether the environment takes the policy's actions as they are, dtypes included."""
+        return all(self._keeps(leaf) for leaf in self.leaves)
+
+    def _keeps(self, leaf: Leaf) -> bool:
+        if leaf.space.dtype != leaf.dtype:
+            return False
+        if is_float_box(leaf.space):
+            return not self.normalize and not self.clip
+        return not np.any(self._offset(leaf.space))
+
+    def override(self, normalize: bool | None, clip: bool | None) -> ActionMapping:
+        """Returns the mapping with other rules; None keeps one."""
+        if normalize is None and clip is None:
+            return self
+        return replace(
+            self,
+            normalize=self.normalize if normalize is None else normalize,
+            clip=self.clip if clip is None else clip,
+        )
+
+    def to_env(
+        self,
+        actions: Sequence[Any],
+        *,
+        cast: Callable[[Any, Any], Any] = _cast,
+        clip: Callable[[Any, Any, Any], Any] = np.clip,
+    ) -> list[Any]:
+        """Maps a policy's actions to the environment's, in the dtypes of the space.
+
+        Args:
+            actions: an array `[B, *shape]` per leaf.
+            cast: of the library that the arrays are of; for tensors `tf.cast`.
+            clip: likewise, `tf.clip_by_value`.
+
+        Returns:
+            The same; members of the space, but for floats if neither `normalize` nor `clip` is set.
+        """
+        pairs = zip(self.leaves, actions, strict=True)
+        return [self.leaf_to_env(leaf, each, cast, clip) for leaf, each in pairs]
+
+    def from_env(self, actions: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Inverts `to_env` (but for the clipping) on a NumPy batch `[B, *shape]` per leaf."""
+        return [self._leaf_from_env(*pair) for pair in zip(self.leaves, actions, strict=True)]
+
+    def leaf_to_env(
+        self,
+        leaf: Leaf,
+        actions: Any,
+        cast: Callable[[Any, Any], Any] = _cast,
+        clip: Callable[[Any, Any, Any], Any] = np.clip,
+    ) -> Any:
+        """Maps the actions `[B, *shape]` of one leaf; see `to_env`."""
+        space: Any = leaf.space
+        if not is_float_box(space):
+            offset = self._offset(space)
+            if np.any(offset):
+                actions = cast(actions, np.int64) + offset
+            elif self.clip and not self.from_zero and isinstance(space, spaces.Box):
+                actions = clip(actions, space.low, space.high)
+            return cast(actions, space.dtype)
+        # Double precision where the space has it: a bound such as 0.3 is no float32 number.
+        compute = np.float64 if space.dtype == np.float64 else np.float32
+        actions = cast(actions, compute)
+        if self.normalize or self.clip:
+            if self.normalize:
+                half_width, middle = _scale(space, compute)
+                with np.errstate(over="ignore"):  # what overflows is clipped
+                    actions = actions * half_width + middle
+            actions = clip(actions, *_finite_bounds(space, compute))
+        return cast(actions, space.dtype)
+
+    def _leaf_from_env(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
+        actions = np.asarray(actions)
+        if not is_float_box(leaf.space):
+            return (actions.astype(np.int64) - self._offset(leaf.space)).astype(leaf.dtype)
+        if not self.normalize:
+            return actions.astype(leaf.dtype)
+        half_width, middle = _scale(leaf.space, np.float64)
+        return ((actions - middle) / half_width).astype(leaf.dtype)
+
+    def _offset(self, space: Any) -> np.ndarray:
+        """Returns what the environment's integers have on top of the policy's, int64."""
+        # Bounds beyond int64 wrap around, and wrap back when the sum is cast to the space's uint64.
+        if isinstance(space, spaces.Box) and (self.from_zero or self.normalize):
+            return np.where(space.bounded_below, space.low, 0).astype(np.int64)
+        if self.from_zero and isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            return np.asarray(space.start).astype(np.int64)
+        return np.zeros((), np.int64)
+
+
+def find_unscaled(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> float | None:
+    """Returns a number outside of [-1, 1] that `normalize_actions` would scale; None without."""
+    for leaf, action in zip(leaves, actions, strict=True):
+        if is_float_box(leaf.space):
+            space: Any = leaf.space
+            scaled = np.isfinite(space.low) & np.isfinite(space.high)
+            outside = action[(abs(action) > 1) & scaled]
+            if outside.size:
+                return float(max(outside, key=abs))
+    return None
+
+
+def _finite_bounds(space: Any, compute: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bounds; where one is missing, the largest finite number of the space's dtype."""
+    largest = np.finfo(space.dtype).max
+    return (
+        np.maximum(space.low, -largest).astype(compute),
+        np.minimum(space.high, largest).astype(compute),
+    )
+
+
+def _scale(space: Any, compute: Any) -> tuple[np.ndarray, np.ndarray]:
+    return half_width_and_middle(space.low.astype(compute), space.high.astype(compute))
