@@ -12,6 +12,7 @@ from tfpolicies import (
     MultiAgentEnv,
     Policy,
     PPOConfig,
+    PPOTF2Policy,
     RolloutWorker,
     SampleBatch,
 )
@@ -105,6 +106,12 @@ def test_a_class_that_asks_for_flat_observations_gets_rows_everywhere():
     policy.compute_single_action(EPISODE_ROWS[1])
     for given in policy.acted[-2:]:
         np.testing.assert_array_equal(given, EPISODE_ROWS[1:2])
+
+
+def test_a_tensorflow_policy_cannot_ask_for_flat_observations():
+    message = "Flat.flat_observations must be False: a TFPolicy encodes nested observations itself"
+    with pytest.raises(UsageError, match=message):
+        type("Flat", (PPOTF2Policy,), {"flat_observations": True})
 
 
 def test_other_classes_get_observations_as_the_environment_has_them():

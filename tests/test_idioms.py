@@ -185,8 +185,18 @@ def test_a_callback_that_returns_false_says_what_stops(caplog):
     class BaseCallback:
         __module__ = "stable_baselines3.common.callbacks"
 
-    with pytest.raises(UsageError, match="returns False to end training"):
-        built.learn(64, callbacks=BaseCallback())
+    class EvalCallback(BaseCallback):
+        __module__ = "stable_baselines3.common.callbacks"
+
+    class Own(BaseCallback):
+        pass
+
+    with pytest.raises(
+        UsageError, match=r"Use config.evaluation\(evaluation_interval=N.*keep_best"
+    ):
+        built.learn(64, callbacks=[EvalCallback()])
+    with pytest.raises(UsageError, match="in callbacks of learn ends training by returning False"):
+        built.learn(64, callbacks=Own())
     built.stop()
 
 

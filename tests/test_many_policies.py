@@ -275,6 +275,25 @@ def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
     algorithm.stop()
 
 
+def test_a_policy_that_agents_are_mapped_to_is_replaced_as_the_error_says():
+    algorithm = config_of().evaluation(evaluation_interval=1, evaluation_duration=1).build()
+    left = algorithm.get_policy("left")
+    with pytest.raises(UsageError) as refused:
+        algorithm.remove_policy("right")
+    assert "To replace the policy, go on with add_policy('right', ..., policy_mapping_fn=...)" in (
+        str(refused.value)
+    )
+    assert "get_policy('right').set_state(get_policy(OTHER).get_state())" in str(refused.value)
+    algorithm.remove_policy("right", policy_mapping_fn=all_left)
+    algorithm.add_policy("right", policy=left.copy("right"), policy_mapping_fn=a_and_b)
+    assert set(algorithm.train()["evaluation"]["policy_reward_mean"]) == {"left", "right"}
+    right = algorithm.get_policy("right")
+    right.set_state(left.get_state())
+    for name, array in left.get_weights().items():
+        np.testing.assert_array_equal(right.get_weights()[name], array)
+    algorithm.stop()
+
+
 def test_a_policy_for_which_nobody_has_spaces_is_named():
     class Unlike(Staggered):
         observation_space = spaces.Dict({"a": SPACE, "b": spaces.Box(-1.0, 2e6, (3,))})

@@ -1,5 +1,6 @@
 """A server that speaks TLS, and files that are no certificate and no key."""
 
+import http.client
 import json
 import socket
 import ssl
@@ -94,6 +95,19 @@ def test_clients_that_leave_out_the_handshake_shut_nobody_out(server, files):
     opened = [socket.create_connection((host, int(port)), timeout=60) for _ in range(200)]
     for _ in range(3):
         assert infer(server, files) == "mlp"
+    for connection in opened:
+        connection.close()
+
+
+def test_idle_connections_give_way_to_new_ones(server, files):
+    host, port = server.http.split(":")
+    context = ssl.create_default_context(cafile=files[0])
+    opened = []
+    for _ in range(100):  # more than the descriptors that the server has for one address
+        connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=context)
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().read() == b'{"live":true}'
+        opened.append(connection)
     for connection in opened:
         connection.close()
 

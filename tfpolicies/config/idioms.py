@@ -201,13 +201,12 @@ def callback_hint(given: Any) -> str:
     >>> callback_hint(TensorBoard())
     ' Use learn(..., run_dir=...); events are in the run folder.'
     """
-    rows = {code.partition("(")[0]: row for row in read_table(KERAS) for code in row.names}
+    tables = {"keras": KERAS, "stable_baselines3": SB3}
     for kind in type(given).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package == "keras" and kind.__name__ in rows:
-            return f" Use {as_plain_text(rows[kind.__name__].here)}."
-        if package == "stable_baselines3":
-            return " Write a function f(algorithm, result) that returns False to end training."
+        header = tables.get(kind.__module__.partition(".")[0])
+        for row in read_table(header) if header else ():
+            if kind.__name__ in [code.partition("(")[0] for code in row.names]:
+                return f" Use {as_plain_text(row.here)}."
     return ""
 
 

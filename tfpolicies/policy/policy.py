@@ -77,7 +77,7 @@ class Policy(metaclass=ported.AskedByPorted):
     Attributes:
         flat_observations: of a class, whether its own methods are given observations as RLlib's
             are: float32 rows `[B, F]`, the parts of a nested space one after the other and choices
-            one-hot. Boxes stay as they are. `TFPolicy` does not look at it.
+            one-hot. Boxes stay as they are. A `TFPolicy` refuses it with a `UsageError`.
         global_timestep: rows acted on, or what `on_global_var_update` said last.
         num_grad_updates: updates done.
         agent_connectors: what is done to observations and rewards before the policy; None without,

@@ -512,7 +512,10 @@ class RolloutWorker(ParallelIteration):
                 raise UsageError(
                     f"Policy {policy_id!r} cannot be removed: policy_mapping_fn ({name:.200}) "
                     f"gives it to agent {agent!r}. Give another mapping in the same call, "
-                    f"remove_policy({policy_id!r}, policy_mapping_fn=...)."
+                    f"remove_policy({policy_id!r}, policy_mapping_fn=...). To replace the policy, "
+                    f"go on with add_policy({policy_id!r}, ..., policy_mapping_fn=...), where the "
+                    "mapping may be the old one; or let it become a copy of another one: "
+                    f"get_policy({policy_id!r}).set_state(get_policy(OTHER).get_state())."
                 )
 
     def drop_policy(
