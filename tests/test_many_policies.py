@@ -1,5 +1,7 @@
 """Workers and algorithms with several policies: adding, removing, mapping, training, restoring."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -273,6 +275,21 @@ def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
     algorithm.remove_policy("right", policy_mapping_fn=all_left)
     assert set(algorithm.evaluation_worker.policy_map) == {"left"}
     algorithm.stop()
+
+
+def test_a_policy_that_is_drawn_at_random_cannot_be_removed():
+    def draw(agent_id, episode, worker, **kwargs):
+        return random.choice(["left", "right"])
+
+    worker = RolloutWorker(
+        config=config_of().multi_agent(policy_mapping_fn=draw), default_policy_class=PPOTF2Policy
+    )
+    for seed in range(5):
+        random.seed(seed)
+        before = random.getstate()
+        with pytest.raises(UsageError, match="gives it to agent 'a'"):
+            worker.remove_policy(policy_id="right")
+        assert random.getstate() == before
 
 
 def test_a_policy_that_agents_are_mapped_to_is_replaced_as_the_error_says():

@@ -18,7 +18,7 @@ from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.config.idioms import missing_attribute
+from tfpolicies.config.idioms import PREDICT_ARGUMENTS, answering, missing_attribute
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import (
@@ -289,6 +289,7 @@ class Policy(metaclass=ported.AskedByPorted):
         after = first_row(states) if named else [first_row(part) for part in states]
         return first_row(actions), after, first
 
+    @answering(lambda _, name: PREDICT_ARGUMENTS.get(name, ""))
     def predict(
         self,
         obs: Any,
