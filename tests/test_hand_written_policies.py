@@ -465,3 +465,29 @@ def test_connectors_stand_before_a_policy_written_by_hand(env):
     assert set(worker.get_policy().seen) == {0.0, 1.0, 1.5}
     for line in lines:
         np.testing.assert_allclose(line.taken, [[3.0, 1.0]] * 3, atol=1e-6)
+
+
+class Constant(Policy):
+    """Its only weight is a number of Python, as in RLlib's page about custom policies."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.w = 1.0
+
+    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+        return ActionBatch(np.zeros((len(obs_batch), 2), np.float32), [], {})
+
+    def get_weights(self):
+        return {"w": self.w}
+
+    def set_weights(self, weights):
+        self.w = weights["w"]
+
+
+def test_weights_that_are_numbers_of_python_are_saved(tmp_path):
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    policy = Constant(space, space, {})
+    policy.w = 2.5
+    policy.export_checkpoint(tmp_path / "policy")
+    restored = Constant.from_checkpoint(tmp_path / "policy")
+    assert float(restored.w) == 2.5
