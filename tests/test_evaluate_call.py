@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tfpolicies import PPOConfig
+from tfpolicies import PolicySpec, PPOConfig
+from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import UsageError
 
 
@@ -128,4 +129,58 @@ def test_keywords_of_other_libraries_are_answered():
         algorithm.evaluate(deterministic=True)
     with pytest.raises(AttributeError, match=r"get_policy\(\).predict\(obs\)"):
         algorithm.predict([0.0, 0.0])
+    algorithm.stop()
+
+
+def test_environments_are_made_once_whether_policies_explore_or_not():
+    made = []
+
+    class Counted(Bits):
+        def __init__(self, config=None):
+            super().__init__()
+            made.append(config.worker_index)
+
+    config = PPOConfig().environment(Counted).training(train_batch_size=20, num_sgd_iter=1)
+    config.training(model={"fcnet_hiddens": [2]}, sgd_minibatch_size=20)
+    algorithm = config.evaluation(evaluation_interval=1, evaluation_duration=3).build()
+    count = len(made)
+    workers = algorithm.evaluation_workers
+    algorithm.learn(40)
+    algorithm.evaluate(explore=True)
+    algorithm.evaluate(explore=False)
+    assert len(made) == count
+    assert algorithm.evaluation_workers is workers
+    assert algorithm.get_policy().config["explore"] is True
+    algorithm.stop()
+
+
+def test_a_policy_whose_own_config_says_whether_it_explores_keeps_to_it():
+    def mapping(agent_id, episode, worker, **kwargs):
+        return ["free", "fixed"][agent_id]
+
+    config = PPOConfig().environment(make_multi_agent(Bits), env_config={"num_agents": 2})
+    specs = {"free": PolicySpec(), "fixed": PolicySpec(config={"explore": True})}
+    config.multi_agent(policies=specs, policy_mapping_fn=mapping)
+    config.training(train_batch_size=20, sgd_minibatch_size=20, model={"fcnet_hiddens": [2]})
+    algorithm = config.evaluation(evaluation_interval=1, evaluation_duration=1).build()
+    late = algorithm.get_policy("free").copy("late")
+    algorithm.add_policy("late", policy=late)
+    inside = algorithm.evaluation_worker.policy_map
+
+    def explores():
+        return {policy_id: policy.config["explore"] for policy_id, policy in inside.items()}
+
+    algorithm.evaluate(explore=False)
+    assert explores() == {"free": False, "fixed": True, "late": False}
+    algorithm.evaluate()
+    assert explores() == {"free": True, "fixed": True, "late": True}
+    algorithm.stop()
+
+
+def test_evaluations_continue_with_their_seeds_when_exploration_changes():
+    algorithm = build()
+    algorithm.evaluate()
+    before = algorithm.evaluation_worker.seeds_used
+    algorithm.evaluate(explore=False)
+    assert algorithm.evaluation_worker.seeds_used > before
     algorithm.stop()

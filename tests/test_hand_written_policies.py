@@ -12,6 +12,7 @@ from tfpolicies import (
     MultiAgentEnv,
     Policy,
     PPOConfig,
+    PPOTF2Policy,
     RolloutWorker,
     SampleBatch,
 )
@@ -105,6 +106,12 @@ def test_a_class_that_asks_for_flat_observations_gets_rows_everywhere():
     policy.compute_single_action(EPISODE_ROWS[1])
     for given in policy.acted[-2:]:
         np.testing.assert_array_equal(given, EPISODE_ROWS[1:2])
+
+
+def test_a_tensorflow_policy_cannot_ask_for_flat_observations():
+    message = "Flat.flat_observations must be False: a TFPolicy encodes nested observations itself"
+    with pytest.raises(UsageError, match=message):
+        type("Flat", (PPOTF2Policy,), {"flat_observations": True})
 
 
 def test_other_classes_get_observations_as_the_environment_has_them():
@@ -458,3 +465,29 @@ def test_connectors_stand_before_a_policy_written_by_hand(env):
     assert set(worker.get_policy().seen) == {0.0, 1.0, 1.5}
     for line in lines:
         np.testing.assert_allclose(line.taken, [[3.0, 1.0]] * 3, atol=1e-6)
+
+
+class Constant(Policy):
+    """Its only weight is a number of Python, as in RLlib's page about custom policies."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.w = 1.0
+
+    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+        return ActionBatch(np.zeros((len(obs_batch), 2), np.float32), [], {})
+
+    def get_weights(self):
+        return {"w": self.w}
+
+    def set_weights(self, weights):
+        self.w = weights["w"]
+
+
+def test_weights_that_are_numbers_of_python_are_saved(tmp_path):
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    policy = Constant(space, space, {})
+    policy.w = 2.5
+    policy.export_checkpoint(tmp_path / "policy")
+    restored = Constant.from_checkpoint(tmp_path / "policy")
+    assert float(restored.w) == 2.5

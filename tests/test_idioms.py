@@ -23,8 +23,8 @@ from tfpolicies.errors import ConfigError, ModelError, UnknownPolicyError, Usage
 SCHEDULES = keras.optimizers.schedules
 
 
-def algorithm(**training):
-    config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
+def algorithm(callbacks=DefaultCallbacks, **training):
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=0).callbacks(callbacks)
     config.framework(inference="tf", jit_compile=False)
     few = {"train_batch_size": 32, "sgd_minibatch_size": 16, "num_sgd_iter": 1}
     return config.training(**{**few, "model": {"fcnet_hiddens": [4]}, **training}).build()
@@ -185,8 +185,39 @@ def test_a_callback_that_returns_false_says_what_stops(caplog):
     class BaseCallback:
         __module__ = "stable_baselines3.common.callbacks"
 
-    with pytest.raises(UsageError, match="returns False to end training"):
-        built.learn(64, callbacks=BaseCallback())
+    class EvalCallback(BaseCallback):
+        __module__ = "stable_baselines3.common.callbacks"
+
+    class Own(BaseCallback):
+        pass
+
+    with pytest.raises(
+        UsageError, match=r"Use config.evaluation\(evaluation_interval=N.*keep_best"
+    ):
+        built.learn(64, callbacks=[EvalCallback()])
+    with pytest.raises(UsageError, match="in callbacks of learn ends training by returning False"):
+        built.learn(64, callbacks=Own())
+    built.stop()
+
+
+def test_a_callback_with_a_name_that_nothing_calls_is_warned_of(caplog):
+    class Stops(DefaultCallbacks):
+        def _on_step(self):
+            return False
+
+        def on_episode_ends(self, **kwargs):
+            pass
+
+    caplog.set_level("WARNING", "tfpolicies")
+    built = algorithm(Stops)
+    expected = [
+        "Nothing calls Stops._on_step, unless you do: DefaultCallbacks has no such method.",
+        "Did you mean 'on_episode_end'",
+    ]
+    assert all(text in caplog.text for text in expected)
+    caplog.clear()
+    built.learn(64, callbacks=[Stops()], progress=False)
+    assert all(text in caplog.text for text in expected)
     built.stop()
 
 
@@ -197,6 +228,22 @@ def test_every_setting_that_is_named_in_an_answer_is_one():
             name = part.partition("=")[0]
             if "=" in part and name.isidentifier():
                 assert name in config or name == "num_envs_per_worker", text
+
+
+def test_arguments_and_methods_of_a_script_for_stable_baselines_are_answered():
+    built = algorithm()
+    policy = built.get_policy()
+    with pytest.raises(TypeError, match="'deterministic' is explore=False, the default"):
+        policy.predict(np.zeros(4), deterministic=True)
+    with pytest.raises(TypeError, match="'episode_start' is not needed: give the state"):
+        policy.predict(np.zeros(4), episode_start=True)
+    with pytest.raises(AttributeError, match=r"Use `get_weights\(\)`"):
+        built.get_parameters()
+    with pytest.raises(AttributeError, match="store_buffer_in_checkpoints=True"):
+        built.load_replay_buffer("buffer.pkl")
+    with pytest.raises(TypeError, match=r"env_processes=16.* for SubprocVecEnv"):
+        PPOConfig().rollouts(vec_env_cls=None)
+    built.stop()
 
 
 def test_an_answer_stands_without_the_list_of_all_settings():

@@ -269,7 +269,9 @@ def test_the_image_for_kubernetes_serves_the_files_beside_it_and_may_finish(mixe
     program, *words = json.loads(instructions["ENTRYPOINT"])
     args = parse(words)
     assert (program, args.sources, args.host) == ("tfpolicies", ["arm=/models/arm"], "0.0.0.0")
-    assert place == "/models/arm/"
+    assert (instructions["WORKDIR"], place) == ("/models/arm", "./")
+    assert lines.index("WORKDIR /models/arm") < lines.index(f"COPY {instructions['COPY']}")  # else
+    # --chmod is also the mode of the new folder, which could not be entered then
     assert (args.port, args.grpc_port) == (8000, 8001)
     pod = kubernetes_objects(tmp_path / "arm")["Deployment"]["spec"]["template"]["spec"]
     probe = pod["containers"][0]["readinessProbe"]

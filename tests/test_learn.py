@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, Policy
+from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, PGTF2Policy, Policy
 from tfpolicies.algorithms.run_records import Goals, RunRecords
 from tfpolicies.cli import main
 from tfpolicies.errors import FolderInUseError, NonFiniteError, UsageError
@@ -121,6 +121,39 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for name, expected in zip(kept, weights[2:], strict=True):
         assert_equal(weights_of(folder / name), expected)
     assert_equal(weights_of(folder / "latest"), weights[-1])
+
+
+class OwnPolicy(PGTF2Policy):
+    """A class that a file may not import."""
+
+
+class OwnPG(PG):
+    policy_classes = {"tf2": OwnPolicy}
+
+
+def make_own_model(observation_space: Any, num_outputs: int) -> keras.Model:
+    class OwnModel(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = keras.layers.Dense(num_outputs)
+
+        def call(self, inputs: Any) -> Any:
+            return self.out(inputs)
+
+    return OwnModel()
+
+
+def test_a_run_with_a_policy_and_a_model_of_the_user_measures_its_best_again(
+    tmp_path: Path,
+) -> None:
+    for steps in (2 * BATCH, 3 * BATCH):
+        config = PGConfig(algo_class=OwnPG).environment("CartPole-v1")
+        config.training(train_batch_size=BATCH, model={"custom_model": make_own_model})
+        config.evaluation(evaluation_interval=1, evaluation_duration=1)
+        algorithm = config.framework(inference="tf", jit_compile=False).build()
+        algorithm.learn(steps, run_dir=tmp_path / "run", progress=False, keep_best=True)
+        algorithm.stop()
+    assert iterations(tmp_path / "run") == [1, 2, 3]
 
 
 def test_a_resumed_run_measures_its_best_checkpoint_as_it_evaluates_now(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Workers and algorithms with several policies: adding, removing, mapping, training, restoring."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -272,6 +274,40 @@ def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
     assert set(algorithm.evaluation_worker.policy_map) == {"left", "right"}
     algorithm.remove_policy("right", policy_mapping_fn=all_left)
     assert set(algorithm.evaluation_worker.policy_map) == {"left"}
+    algorithm.stop()
+
+
+def test_a_policy_that_is_drawn_at_random_cannot_be_removed():
+    def draw(agent_id, episode, worker, **kwargs):
+        return random.choice(["left", "right"])
+
+    worker = RolloutWorker(
+        config=config_of().multi_agent(policy_mapping_fn=draw), default_policy_class=PPOTF2Policy
+    )
+    for seed in range(5):
+        random.seed(seed)
+        before = random.getstate()
+        with pytest.raises(UsageError, match="gives it to agent 'a'"):
+            worker.remove_policy(policy_id="right")
+        assert random.getstate() == before
+
+
+def test_a_policy_that_agents_are_mapped_to_is_replaced_as_the_error_says():
+    algorithm = config_of().evaluation(evaluation_interval=1, evaluation_duration=1).build()
+    left = algorithm.get_policy("left")
+    with pytest.raises(UsageError) as refused:
+        algorithm.remove_policy("right")
+    assert "To replace the policy, go on with add_policy('right', ..., policy_mapping_fn=...)" in (
+        str(refused.value)
+    )
+    assert "get_policy('right').set_state(get_policy(OTHER).get_state())" in str(refused.value)
+    algorithm.remove_policy("right", policy_mapping_fn=all_left)
+    algorithm.add_policy("right", policy=left.copy("right"), policy_mapping_fn=a_and_b)
+    assert set(algorithm.train()["evaluation"]["policy_reward_mean"]) == {"left", "right"}
+    right = algorithm.get_policy("right")
+    right.set_state(left.get_state())
+    for name, array in left.get_weights().items():
+        np.testing.assert_array_equal(right.get_weights()[name], array)
     algorithm.stop()
 
 

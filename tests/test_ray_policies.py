@@ -130,6 +130,19 @@ def league(ray_cluster):
     algorithm.stop()
 
 
+def test_remote_workers_explore_as_the_last_evaluation_asks_for(league):
+    workers = league.evaluation_workers
+
+    def explores(worker):
+        return os.getpid(), worker.policy_map["first"].config["explore"]
+
+    before = workers.foreach_worker(explores)
+    for explore in (False, True):
+        league.evaluate(explore=explore)
+        assert workers.foreach_worker(explores) == [(pid, explore) for pid, _ in before]
+    assert league.evaluation_workers is workers
+
+
 def test_policies_are_added_and_removed_everywhere_between_samples(league):
     played = league.evaluate()["evaluation"]
     assert played["episodes_this_iter"] == 3

@@ -124,3 +124,16 @@ def test_requests_have_no_lines_by_default(folder):
         assert post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})[0] == 200
         assert server.end() == 0
     assert [line.split()[0] for line in server.lines] == ["model", "HTTP", "gRPC", "(it"]
+
+
+def test_lines_of_two_threads_are_not_mixed():
+    class Parts(io.StringIO):
+        def write(self, text):
+            parts.append(text)
+            return len(text)
+
+    parts = []
+    log = Log(output=Parts())
+    log("ready")
+    log("taken up")
+    assert parts == ["ready\n", "taken up\n"]  # each in one call, which no other one interrupts

@@ -155,6 +155,23 @@ def test_a_server_that_drains_is_not_ready_but_answers_until_a_second_signal(
         assert time.monotonic() - began < 20  # else 600, and 30 more for what runs
 
 
+def test_a_server_whose_output_is_closed_drains_and_stops(folder):
+    command = [sys.executable, "-m", "tfpolicies", "serve", folder, "--drain-seconds", "1"]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--grpc-port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        with process.stdout as output:
+            while not output.readline().startswith("gRPC at"):
+                assert process.poll() is None
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert time.monotonic() - began < 25  # else it ends after 41 seconds, whatever runs
+    finally:
+        process.kill()
+
+
 def test_ctrl_c_stops_without_draining(folder):
     with Server(folder, "--drain-seconds", "600") as server:
         assert server.end(signal.SIGINT) == 0

@@ -1,5 +1,6 @@
 """A server that speaks TLS, and files that are no certificate and no key."""
 
+import http.client
 import json
 import socket
 import ssl
@@ -23,19 +24,12 @@ TENSOR = {"name": "obs", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
 BODY = json.dumps({"inputs": [TENSOR]}).encode()
 
 
-def write_certificate(folder, name):
+P256 = ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+
+def write_certificate(folder, name, kind=P256):
     certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    words = [
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
+    words = ["req", "-x509", "-newkey", *kind, "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     files = ["-out", str(certificate), "-keyout", str(key)]
     subprocess.run(["openssl", *words, *names, *files], check=True, capture_output=True)
@@ -98,6 +92,19 @@ def test_clients_that_leave_out_the_handshake_shut_nobody_out(server, files):
         connection.close()
 
 
+def test_idle_connections_give_way_to_new_ones(server, files):
+    host, port = server.http.split(":")
+    context = ssl.create_default_context(cafile=files[0])
+    opened = []
+    for _ in range(100):  # more than the descriptors that the server has for one address
+        connection = http.client.HTTPSConnection(host, int(port), timeout=60, context=context)
+        connection.request("GET", "/v2/health/live")
+        assert connection.getresponse().read() == b'{"live":true}'
+        opened.append(connection)
+    for connection in opened:
+        connection.close()
+
+
 def test_other_files_are_refused_by_name(home, files, tmp_path):
     certificate, key = files
     _, other = write_certificate(home, "other")
@@ -117,6 +124,24 @@ def test_other_files_are_refused_by_name(home, files, tmp_path):
     ]:
         with pytest.raises(UsageError, match=words):
             read_tls(*pair, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("rsa:1024", r"--tls-cert .*weak.crt' is too weak.*ee key too small.*RSA key of 2048 bits"),
+        ("ed25519", r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not take"),
+        ("ed448", r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not take"),
+    ],
+)
+def test_keys_that_clients_could_not_use_are_refused(kind, words, tmp_path):
+    with pytest.raises(UsageError, match=words):
+        read_tls(*write_certificate(tmp_path, "weak", [kind]), pytest.fail)
+
+
+def test_an_rsa_key_is_taken(tmp_path):
+    files = write_certificate(tmp_path, "rsa", ["rsa:2048"])
+    assert read_tls(*files, pytest.fail).key == files[1].read_bytes()
 
 
 def test_a_key_that_others_may_read_is_warned_of(files):

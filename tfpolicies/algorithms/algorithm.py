@@ -27,7 +27,7 @@ from tfpolicies.algorithms.run_records import Goals
 from tfpolicies.algorithms.tuned import require_tuned
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.config.callbacks import DefaultCallbacks, warn_of_unknown_methods
 from tfpolicies.config.idioms import (
     EVALUATE_ARGUMENTS,
     LEARN_ARGUMENTS,
@@ -129,6 +129,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
+        warn_of_unknown_methods(self.callbacks)
         self.workers = self._new_workers(config)
         self._check_environment()
         self.worker.flushes_filters = False

@@ -77,7 +77,7 @@ class Evaluator:
         self.explore: bool | None = None
         self._new_workers = new_workers
         self._leader = leader
-        self._explores: bool | None = None  # `explore` when the workers were made
+        self._explores: bool | None = None  # `explore` as the workers have it
         self._changes_by_class: dict[type, dict[str, _Change]] = {}
 
     @property
@@ -100,12 +100,12 @@ class Evaluator:
         return evaluator
 
     def prepare(self) -> WorkerSet:
-        """Makes the workers, if there are none yet, with the policies there are; returns them."""
-        if self.workers is not None and self._explores == self.explore:
+        """Returns the workers, with `explore`; the first call makes them with the policies."""
+        if self.workers is not None:
+            if self._explores != self.explore:
+                self._set_exploration(self.workers)
             return self.workers
-        self.stop()
         self._explores = self.explore
-        self._changes_by_class.clear()
         workers = self._new_workers(self._config(), self.config.evaluation_num_workers)
         here, leader = workers.local_worker(), self._leader
         for policy_id, policy in leader.policy_map.items():
@@ -117,6 +117,24 @@ class Evaluator:
         workers.align()
         self.workers = workers
         return workers
+
+    def _set_exploration(self, workers: WorkerSet) -> None:
+        """Has the policies of workers explore, or not; those whose own config says it keep to it.
+
+        Environments, seeds and generators stay, so that evaluations continue where they were.
+        """
+        self._explores = self.explore
+        self._changes_by_class.clear()
+        explore, here = self._config().explore, workers.local_worker()
+        for policy_id in here.policy_map:
+            spec = self.config.policies.get(policy_id)
+            policy, trained = here.policy_map.handle(policy_id), self._leader.policy_map
+            decides = spec is not None and "explore" in (spec.config or {})
+            if not decides and policy_id in trained:
+                decides = trained.handle(policy_id).config.get("explore") != self.config.explore
+            if not decides and "explore" in policy.config:
+                policy.config["explore"] = explore
+        workers.align()
 
     def copy_of(self, policy: Policy, policy_id: str) -> Any:
         """Returns a copy of a policy that was added while training, for those who evaluate.

@@ -17,7 +17,12 @@ from rich.console import Console
 from tfpolicies.algorithms.recording import Scene, require_pictures
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.algorithms.training_run import TrainingRun
-from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
+from tfpolicies.config.callbacks import (
+    DefaultCallbacks,
+    joined_callbacks,
+    overrides,
+    warn_of_unknown_methods,
+)
 from tfpolicies.config.idioms import callback_hint
 from tfpolicies.config.stored_config import encode_config
 from tfpolicies.envs.registry import env_name
@@ -271,6 +276,7 @@ def _told(callbacks: Any) -> tuple[list[DefaultCallbacks], list[Callable[..., An
         made = given() if isinstance(given, type) else given
         if isinstance(made, DefaultCallbacks):
             _require_told_by_algorithm(made)
+            warn_of_unknown_methods(made)
             told.append(made)
         elif callable(made):
             followers.append(made)

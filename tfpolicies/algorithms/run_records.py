@@ -233,16 +233,18 @@ def _evaluate_best(run: RunFolder, algorithm: Any) -> float:
 
     What the run's CSV says may have been measured in another way: sampled, or in fewer episodes.
     """
-    from tfpolicies.policy.policy import Policy
+    from tfpolicies.algorithms.checkpoints import StoredAlgorithm
+    from tfpolicies.policy.checkpoints import set_stored_state
 
     usual = algorithm._evaluator
     evaluator = usual.changed({}, usual.explore)  # with random numbers of its own
-    leader, best = algorithm.worker, Policy.from_checkpoint(run.best)
-    replaced = {pid: leader.policy_map[pid] for pid in best if pid in leader.policy_map}
+    policies = dict(algorithm.worker.policy_map.items())
+    best = StoredAlgorithm.read(run.best).policies([type(policy) for policy in policies.values()])
+    replaced = {pid: policy for pid, policy in policies.items() if pid in best}
     states = {pid: policy.get_state() for pid, policy in replaced.items()}
     try:
         for pid, policy in replaced.items():
-            policy.set_state(best[pid].get_state())
+            set_stored_state(policy, best[pid].state_for(policy))
         returns = [episode.episode_reward for episode in evaluator.play().episodes]
     finally:
         evaluator.stop()

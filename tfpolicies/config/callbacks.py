@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tfpolicies.errors import near_matches
 from tfpolicies.marks import for_place
+
+logger = logging.getLogger("tfpolicies")
 
 
 @for_place("callbacks")
@@ -105,6 +109,22 @@ _BATCH_HOOKS = ("on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch
 def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
     """Whether a subclass of `DefaultCallbacks` overrides the method `name`."""
     return getattr(type(callbacks), name) is not getattr(DefaultCallbacks, name)
+
+
+def warn_of_unknown_methods(callbacks: DefaultCallbacks) -> None:
+    """Warns of methods whose names begin as those that are called do, but that are none of them."""
+    kind = type(callbacks)
+    for name in dir(kind):
+        if name.startswith(("on_", "_on_")) and not hasattr(DefaultCallbacks, name):
+            hooks = [x for x in vars(DefaultCallbacks) if x.startswith("on_")]
+            logger.warning(
+                "Nothing calls %s.%s, unless you do: DefaultCallbacks has no such method.%s To end "
+                "training, give learn(..., callbacks=[f]) a function f(algorithm, result) that "
+                "returns False.",
+                kind.__name__,
+                name,
+                near_matches(name, hooks),
+            )
 
 
 def follows_episodes(callbacks: DefaultCallbacks) -> bool:

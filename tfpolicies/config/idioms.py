@@ -46,12 +46,15 @@ SETTINGS: Mapping[str, str] = {
     "norm_reward": "rollouts(reward_filter='ReturnStdFilter')",
     "num_envs": "rollouts(num_envs_per_worker=...)",
     "policy_kwargs": "training(model={'fcnet_hiddens': [64, 64], ...})",
+    "stats_window_size": "reporting(metrics_num_episodes_for_smoothing=...)",
     "target_kl": "training(kl_target=...), the target of a penalty (kl_coeff) that adapts; no "
     "update stops early",
     "tensorboard_log": "algorithm.learn(total_timesteps, run_dir='runs/mine'): the folder holds "
     "TensorBoard events",
     "total_timesteps": "an argument of `algorithm.learn(total_timesteps)`",
     "use_sde": "not offered: each step has noise of its own",
+    "vec_env_cls": "rollouts(num_envs_per_worker=16, env_processes=16) for SubprocVecEnv, and "
+    "rollouts(num_envs_per_worker=16) for DummyVecEnv",
     "verbose": "debugging(log_level='INFO')",
 }
 """Settings of Stable-Baselines3, Keras and others that take more words than a row has."""
@@ -77,7 +80,22 @@ EVALUATE_ARGUMENTS: Mapping[str, str] = {
 }
 """Arguments of what evaluates in Stable-Baselines3 and others, by name."""
 
+PREDICT_ARGUMENTS: Mapping[str, str] = {
+    "deterministic": "explore=False, the default; explore=True samples",
+    "episode_start": "not needed: give the state that the last call returned, and None where an "
+    "episode begins",
+    "observation": "obs, the first argument",
+}
+"""Arguments of what acts in Stable-Baselines3, by name."""
+
 METHODS: Mapping[str, str] = {
+    "get_parameters": "Use `get_weights()`.",
+    "get_vec_normalize_env": "Policies keep the statistics: "
+    "`rollouts(observation_filter='MeanStdFilter', reward_filter='ReturnStdFilter')`.",
+    "load_replay_buffer": "Checkpoints have it: `training(store_buffer_in_checkpoints=True)`.",
+    "logger": "Write numbers to `result` in `on_train_result` of a `DefaultCallbacks`: "
+    "`learn(..., run_dir=...)` puts those of `custom_metrics` into its files.",
+    "set_parameters": "Use `set_weights(weights)`.",
     "get_env": "Workers have the environments: `algorithm.workers.foreach_env(f)`.",
     "load_weights": "Use `policy.import_model_from_h5(file)`.",
     "logdir": "An algorithm writes where you say: `learn(..., run_dir=...)` or `save(folder)`.",
@@ -201,13 +219,12 @@ def callback_hint(given: Any) -> str:
     >>> callback_hint(TensorBoard())
     ' Use learn(..., run_dir=...); events are in the run folder.'
     """
-    rows = {code.partition("(")[0]: row for row in read_table(KERAS) for code in row.names}
+    tables = {"keras": KERAS, "stable_baselines3": SB3}
     for kind in type(given).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package == "keras" and kind.__name__ in rows:
-            return f" Use {as_plain_text(rows[kind.__name__].here)}."
-        if package == "stable_baselines3":
-            return " Write a function f(algorithm, result) that returns False to end training."
+        header = tables.get(kind.__module__.partition(".")[0])
+        for row in read_table(header) if header else ():
+            if kind.__name__ in [code.partition("(")[0] for code in row.names]:
+                return f" Use {as_plain_text(row.here)}."
     return ""
 
 

@@ -281,17 +281,22 @@ class Alignment(NamedTuple):
         states: of all policies by id, as `acting_state` returns them.
         roster: who acts and who is trained.
         global_vars: the counters of the run.
+        explore: by id, whether policies explore.
     """
 
     states: dict[str, dict[str, Any]]
     roster: Roster
     global_vars: dict[str, Any]
+    explore: dict[str, bool]
 
 
 def alignment_of(worker: RolloutWorker) -> Alignment:
     """Returns what makes other workers like this one."""
-    states = {pid: acting_state(policy) for pid, policy in worker.policy_map.items()}
-    return Alignment(states, roster_of(worker), dict(worker.global_vars))
+    policies = dict(worker.policy_map.items())
+    states = {pid: acting_state(policy) for pid, policy in policies.items()}
+    configs = {pid: policy.config for pid, policy in policies.items()}
+    explore = {pid: config["explore"] for pid, config in configs.items() if "explore" in config}
+    return Alignment(states, roster_of(worker), dict(worker.global_vars), explore)
 
 
 def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = None) -> None:
@@ -306,6 +311,8 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
     for policy_id in set(worker.policy_map) - set(alignment.states):
         worker.drop_policy(policy_id)
     worker.set_state({"policy_states": alignment.states, "global_vars": alignment.global_vars})
+    for policy_id, explore in alignment.explore.items():
+        worker.policy_map.handle(policy_id).config["explore"] = explore
     set_roster(worker, alignment.roster)
     if episodes is None:
         return

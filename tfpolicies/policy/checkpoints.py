@@ -155,9 +155,19 @@ def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arrays of a state by their groups; empty groups are not among them."""
-    found = {group: state.get(key) for key, group in _GROUPS.items()}
-    return {group: x for group, x in found.items() if isinstance(x, Mapping) and x}
+    """Returns the arrays of a state by their groups; empty groups are not among them.
+
+    Python's numbers, which the weights of custom policies may be, are arrays without axes.
+    """
+    groups = {group: state.get(key) for key, group in _GROUPS.items()}
+    return {
+        group: {
+            name: np.asarray(x) if isinstance(x, bool | int | float) else x
+            for name, x in arrays.items()
+        }
+        for group, arrays in groups.items()
+        if isinstance(arrays, Mapping) and arrays
+    }
 
 
 def _asks_for_gpu(policy: Any) -> bool:

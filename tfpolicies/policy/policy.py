@@ -18,7 +18,7 @@ from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.config.idioms import missing_attribute
+from tfpolicies.config.idioms import PREDICT_ARGUMENTS, answering, missing_attribute
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import (
@@ -77,7 +77,7 @@ class Policy(metaclass=ported.AskedByPorted):
     Attributes:
         flat_observations: of a class, whether its own methods are given observations as RLlib's
             are: float32 rows `[B, F]`, the parts of a nested space one after the other and choices
-            one-hot. Boxes stay as they are. `TFPolicy` does not look at it.
+            one-hot. Boxes stay as they are. A `TFPolicy` refuses it with a `UsageError`.
         global_timestep: rows acted on, or what `on_global_var_update` said last.
         num_grad_updates: updates done.
         agent_connectors: what is done to observations and rewards before the policy; None without,
@@ -289,6 +289,7 @@ class Policy(metaclass=ported.AskedByPorted):
         after = first_row(states) if named else [first_row(part) for part in states]
         return first_row(actions), after, first
 
+    @answering(lambda _, name: PREDICT_ARGUMENTS.get(name, ""))
     def predict(
         self,
         obs: Any,

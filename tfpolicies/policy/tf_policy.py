@@ -113,6 +113,12 @@ class TFPolicy(PolicyKind):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.flat_observations:
+            raise UsageError(
+                f"{cls.__name__}.flat_observations must be False: a TFPolicy encodes nested "
+                "observations itself, in front of its model, and batches keep them nested. Leave "
+                "it out, or derive the class from Policy, whose methods can get flat rows."
+            )
         cls._overridden = by_methods.overridden(cls, TFPolicy)
 
     @ensure_eager()

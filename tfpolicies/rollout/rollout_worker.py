@@ -19,6 +19,7 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
+from tfpolicies.envs.checking import same_randomness
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Watchdog
@@ -42,6 +43,7 @@ from tfpolicies.rollout.worker_environments import make_worker_environments
 from tfpolicies.storage.pickling import refuse_pickling
 
 _EVALUATION_SEED = 10_000
+_DRAWS = 16  # calls of a mapping function for an agent, to see which policies it may give
 
 
 class RolloutWorker(ParallelIteration):
@@ -486,7 +488,8 @@ class RolloutWorker(ParallelIteration):
         """Checks that the mapping function gives a policy to none of the agents.
 
         The function is called for each agent that the environment names, with running episodes or
-        with None. Where it raises an error nothing is known.
+        with None, several times, since it may draw policies. Where it raises an error nothing is
+        known. The generators of `random` and NumPy stay as they are.
 
         Args:
             policy_id: of the policy.
@@ -504,15 +507,19 @@ class RolloutWorker(ParallelIteration):
         episodes = getattr(self.sampler, "running_episodes", None) or [None]
         for agent, episode in itertools.product(agents, episodes):
             try:
-                is_mapped = mapping(agent, episode, worker=self) == policy_id
+                with same_randomness():
+                    drawn = {mapping(agent, episode, worker=self) for _ in range(_DRAWS)}
             except Exception:
                 continue
-            if is_mapped:
+            if policy_id in drawn:
                 name = getattr(mapping, "__qualname__", repr(mapping))
                 raise UsageError(
                     f"Policy {policy_id!r} cannot be removed: policy_mapping_fn ({name:.200}) "
                     f"gives it to agent {agent!r}. Give another mapping in the same call, "
-                    f"remove_policy({policy_id!r}, policy_mapping_fn=...)."
+                    f"remove_policy({policy_id!r}, policy_mapping_fn=...). To replace the policy, "
+                    f"go on with add_policy({policy_id!r}, ..., policy_mapping_fn=...), where the "
+                    "mapping may be the old one; or let it become a copy of another one: "
+                    f"get_policy({policy_id!r}).set_state(get_policy(OTHER).get_state())."
                 )
 
     def drop_policy(

@@ -19,7 +19,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from tfpolicies.serving.logs import AnsweredRequest
+from tfpolicies.serving.logs import REFUSED, AnsweredRequest
 
 _LONGEST_HEAD = 65_536  # bytes of an address, or of all headers
 _HEAD_SECONDS = 20.0  # that a connection or a begun request may go without complete headers
@@ -158,6 +158,7 @@ class Connection(HttpToolsProtocol):
     Attributes:
         address: of the client.
         since: when the client last did what it was waited for, in seconds of `time.monotonic`.
+        handshake: what it takes the place of when it is made; None without TLS.
 
     Args:
         connections: all of them.
@@ -170,6 +171,7 @@ class Connection(HttpToolsProtocol):
         self.headers: list[tuple[bytes, bytes]] = []
         self._connections = connections
         self.address, self.since = "", time.monotonic()
+        self.handshake: TlsHandshake | None = None
         self._chunk = 0  # bytes of what is parsed now
         self._unparsed = 0  # bytes that came without an end of a head, or a part of a body
         self._is_body = False  # whether what is parsed now has a part of a body
@@ -192,6 +194,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
+        if self.handshake is not None:
+            self._connections.remove(self.handshake)
+            self.handshake = None
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -279,7 +284,10 @@ class Connection(HttpToolsProtocol):
                 b"connection: close",
             ]
             self.transport.write(b"\r\n".join([*lines, b"", body]))
-            self._connections.record_refused(self, status)
+            if self._is_answered:
+                self._connections.record_refused(self, status)
+            else:  # the application records it when it notices
+                self.cycle.scope[REFUSED] = status
         self.since = time.monotonic()
         self.transport.close()
 
@@ -308,12 +316,17 @@ class TlsHandshake:
         self._accepted = accepted
 
     async def complete(
-        self, make_connection: Callable[[], asyncio.Protocol], context: ssl.SSLContext
+        self, make_connection: Callable[[], Connection], context: ssl.SSLContext
     ) -> None:
         """Lets a connection take its place, or closes it if what comes is not TLS."""
+        connection = make_connection()
+        connection.handshake = self
         with contextlib.suppress(OSError):
             await asyncio.get_running_loop().connect_accepted_socket(
-                make_connection, self._accepted, ssl=context, ssl_handshake_timeout=_HEAD_SECONDS
+                lambda: connection,
+                self._accepted,
+                ssl=context,
+                ssl_handshake_timeout=_HEAD_SECONDS,
             )
 
     def abort(self) -> None:
@@ -331,7 +344,7 @@ class TlsHandshake:
 async def accept_tls(
     listening: socket.socket,
     connections: Connections,
-    make_connection: Callable[[], asyncio.Protocol],
+    make_connection: Callable[[], Connection],
     context: ssl.SSLContext,
 ) -> None:
     """Accepts connections with TLS until it is cancelled.

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, TextIO
 
 import orjson
 
+REFUSED = "tfpolicies.refused"
+"""Where the scope of a request has the status by which its connection refused the rest of it."""
+
 _MODEL = re.compile(r"/v2/(?:repository/)?models/([^/]+)")
 _LONGEST_PATH = 200  # characters
 _MOST_WAITING = 10_000  # requests whose lines are not written yet
@@ -115,7 +118,9 @@ class Log:
 
     def _write(self, lines: list[str]) -> None:
         if lines:
-            print("\n".join(lines), file=self._output or sys.stdout, flush=True)
+            output = self._output or sys.stdout
+            output.write("".join(f"{line}\n" for line in lines))  # at once: two threads write
+            output.flush()
 
 
 def _iso(seconds: float) -> str:

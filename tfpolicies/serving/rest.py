@@ -21,7 +21,7 @@ from tfpolicies._version import __version__
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.access import Access
 from tfpolicies.serving.arrivals import SMALL, Arrival
-from tfpolicies.serving.logs import AnsweredRequest
+from tfpolicies.serving.logs import REFUSED, AnsweredRequest
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 from tfpolicies.serving.texts import quote
@@ -118,7 +118,7 @@ class _Recorded:
             client = scope["client"][0] if scope.get("client") else ""
             path = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
             seconds, now = time.perf_counter() - began, time.time()
-            sent = "http", client, scope["method"], path, ""
+            sent, status = ("http", client, scope["method"], path, ""), scope.get(REFUSED, status)
             self._record(AnsweredRequest(*sent, status, seconds, size, now))
 
 

@@ -82,8 +82,8 @@ class _Http(uvicorn.Server):
         )
         self._accepting = asyncio.get_running_loop().create_task(accepting)
 
-    def _make_connection(self) -> asyncio.Protocol:
-        connection: asyncio.Protocol = self.config.http_protocol_class(
+    def _make_connection(self) -> Connection:
+        connection: Connection = self.config.http_protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return connection

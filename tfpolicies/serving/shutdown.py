@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -63,12 +64,13 @@ class Shutdown:
         if not self.is_loaded:
             self._repository.time_limits.stop()
         _exit_later(drain_seconds + GRACE + _LATEST_END, 1)
-        if drain_seconds:
-            self._say(
-                f"{what_happened(number)}: not ready from now on, answers for {drain_seconds:g} "
-                "more seconds (--drain-seconds). Once more ends it at once."
-            )
         asyncio.get_running_loop().call_later(drain_seconds, self.stop)
+        if drain_seconds:
+            with contextlib.suppress(OSError):  # the output was closed
+                self._say(
+                    f"{what_happened(number)}: not ready from now on, answers for "
+                    f"{drain_seconds:g} more seconds (--drain-seconds). Once more ends it at once."
+                )
 
     def stop(self) -> None:
         """Takes no more requests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import ssl
 import stat
@@ -15,6 +16,7 @@ from tfpolicies.system.regular_files import content_of, open_regular
 
 _LARGEST = 1_000_000  # bytes of a file
 _NEW_KEY = "openssl pkey -in FILE -out NEW"
+_EDWARDS = b"\x06\x03\x2b\x65"  # how the identifiers of Ed25519 and Ed448 begin in a key
 
 
 class Tls(NamedTuple):
@@ -40,8 +42,8 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
         warn: is called with a line of text if other users may read the key.
 
     Raises:
-        UsageError: if one cannot be read or holds something else, or the key is of another
-            certificate; the message names the file.
+        UsageError: if one cannot be read or holds something else, the key is of another
+            certificate, or OpenSSL or gRPC do not take it; the message names the file.
     """
     chain, _ = _read("--tls-cert", certificate)
     private, mode = _read("--tls-key", key)
@@ -67,13 +69,30 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
                 f"--tls-key {str(key)!r} is not the key of the certificate in "
                 f"{str(certificate)!r}. Give the key that it was made with."
             ) from error
+        if error.reason is not None and error.reason.endswith(("TOO_SMALL", "TOO_WEAK")):
+            raise UsageError(
+                f"--tls-cert {str(certificate)!r} is too weak for this computer's OpenSSL: "
+                f"{error.reason.lower().replace('_', ' ')}. Make one with an RSA key of 2048 bits "
+                "or an ECDSA key (P-256)."
+            ) from error
         raise UsageError(
             f"--tls-key {str(key)!r} must hold a private key in PEM, which begins with "
             f"-----BEGIN PRIVATE KEY-----. Convert it: {_NEW_KEY}."
         ) from error
+    if _EDWARDS in _decode(private)[:20]:
+        raise UsageError(
+            f"--tls-key {str(key)!r} is an Ed25519 or Ed448 key, which gRPC does not take. Make "
+            "the certificate with an RSA key of 2048 bits or an ECDSA key (P-256)."
+        )
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         warn(f"Other users may read {key}. Let only yourself read it: chmod 600 {key}.")
     return Tls(chain, private, context)
+
+
+def _decode(key: bytes) -> bytes:
+    """Returns what the text of a private key in PEM stands for; "" for other text."""
+    begun = key.partition(b"PRIVATE KEY-----")[2]
+    return base64.b64decode(begun.partition(b"-----END")[0])
 
 
 def _read(option: str, path: Path) -> tuple[bytes, int]:

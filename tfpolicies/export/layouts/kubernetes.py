@@ -21,7 +21,8 @@ REGISTRY = "YOUR-REGISTRY"
 _IMAGE = """\
 FROM python:3.12-slim
 RUN pip install --no-cache-dir 'tfpolicies[serve]=={version}'
-COPY --chmod=0444 {files} /models/{name}/
+WORKDIR /models/{name}
+COPY --chmod=0444 {files} ./
 USER 65532:65532
 EXPOSE 8000 8001
 ENTRYPOINT ["tfpolicies", "serve", "{name}=/models/{name}", "--host", "0.0.0.0", \
