@@ -20,7 +20,7 @@ REGISTRY = "YOUR-REGISTRY"
 
 _IMAGE = """\
 FROM python:3.12-slim
-RUN pip install --no-cache-dir 'tfpolicies[serve]=={version}'
+RUN pip install --no-cache-dir 'tfpolicies-serve=={version}'
 COPY --chmod=0444 {files} /models/{name}/
 USER 65532:65532
 EXPOSE 8000 8001
