@@ -4,6 +4,7 @@ import functools
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -241,6 +242,24 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, exported, monk
 
     with pytest.raises(MissingPackageError, match=r"pip install 'tfpolicies\[data\]'"):
         write_actions(OnnxPolicy(exported), tmp_path / "a.parquet", tmp_path / "b.parquet")
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path, exported, monkeypatch):
+    numbers = np.random.default_rng(0).normal(size=(400_000, 2)).astype(np.float32)
+    data = write(tmp_path / "rows.parquet", {"a": numbers[:, 0], "b": numbers[:, 1]}, 10_000)
+    allocated, before = [], pa.total_allocated_bytes()
+
+    def run_and_measure(policy, *args, whole=OnnxPolicy.run):
+        allocated.append(pa.total_allocated_bytes() - before)
+        return whole(policy, *args)
+
+    monkeypatch.setattr(OnnxPolicy, "run", run_and_measure)
+
+    words = ["predict", exported, data, "--columns", "a,b", "--batch", "10000"]
+    assert main(words) == 0
+
+    assert len(allocated) == 40
+    assert max(allocated) < 0.5 * Path(data).stat().st_size
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, exported):

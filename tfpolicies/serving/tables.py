@@ -27,6 +27,7 @@ from tfpolicies.system.atomic import replacing, sync_folder
 from tfpolicies.system.distributions import install_command
 
 _BATCH_BYTES, _MOST_ROWS = 16_000_000, 65_536
+_BUFFER = 1 << 20  # bytes of a column that are read at once
 
 
 def write_actions(
@@ -82,7 +83,8 @@ def write_actions(
             "`tfpolicies serve`, and give each episode a sequence_id."
         )
     try:
-        with parquet.ParquetFile(data) as source:
+        # Without these settings pyarrow keeps all that it has read of a file.
+        with parquet.ParquetFile(data, pre_buffer=False, buffer_size=_BUFFER) as source:
             table = _Table(source.schema_arrow)
             inputs = table.find_inputs([Port.of(record) for record in policy.observed], columns)
             kept = table.find_kept(keep)
