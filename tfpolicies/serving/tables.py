@@ -95,8 +95,8 @@ def write_actions(
                 with parquet.ParquetWriter(temporary, schema) as writer:
                     for batch in _batches(source, inputs, kept, batch_rows):
                         actions = _act(policy, inputs, batch, first, rng)
-                        arrays = map(_as_arrow, actions, outputs)
-                        arrays = [*(batch.column(name) for name in kept), *arrays]
+                        arrays = [batch.column(name) for name in kept]
+                        arrays += map(_as_arrow, actions, outputs)
                         writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
                         first += batch.num_rows
                 with open(temporary, "rb") as written:
