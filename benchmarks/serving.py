@@ -110,12 +110,15 @@ def named(obs: Any) -> dict[str, np.ndarray]:
 class Server:
     """`serving_process.py` with exports, or another command that serves, in its own process."""
 
-    def __init__(self, folders: list[Path], command: list[str] | None = None) -> None:
-        echoes = [sys.executable, str(HERE / "serving_process.py"), *map(str, folders)]
+    def __init__(
+        self, folders: list[Path], command: list[str] | None = None, python: str = sys.executable
+    ) -> None:
+        echoes = [python, str(HERE / "serving_process.py"), *map(str, folders)]
+        variables = {**os.environ, "PYTHONPATH": str(HOME)}
+        if python != sys.executable:  # it has the package installed
+            del variables["PYTHONPATH"]
         command = command or echoes
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HOME)}
-        )
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
         self.ports: dict[str, int] = {}
         while len(self.ports) < 2:
             line = self.line()
@@ -149,11 +152,13 @@ class Server:
 
 
 @contextmanager
-def served(folders: list[Path]) -> Iterator[Server]:
-    server = Server(folders)
+def served(folders: list[Path], python: str = sys.executable) -> Iterator[Server]:
+    server = Server(folders, python=python)
+    print(f"the server holds {server.megabytes:.0f} MB")
     try:
         yield server
     finally:
+        print(f"the server holds {server.megabytes:.0f} MB")
         print("the server ended with", server.end())
 
 
@@ -249,14 +254,14 @@ def own_milliseconds(folder: Path) -> dict[str, float]:
 
 def load(folder: Path, options: argparse.Namespace) -> Any:
     """64 clients beside their echo."""
-    with served([folder / kind for kind in LOADED]) as server:
+    with served([folder / kind for kind in LOADED], options.python) as server:
         return beside_echo(server, 64, options.rounds, options.seconds)
 
 
 def alone(folder: Path, options: argparse.Namespace) -> Any:
     """One client beside its echo, and what the policy takes by itself."""
     own = own_milliseconds(folder)
-    with served([folder / kind for kind in LOADED]) as server:
+    with served([folder / kind for kind in LOADED], options.python) as server:
         found = beside_echo(server, 1, options.rounds, options.seconds)
     for name, row in found.items():
         most = row["echo"]["p50"] + 2 * own[name.split()[1]] + 0.5
@@ -271,7 +276,7 @@ def parity(folder: Path, options: argparse.Namespace) -> Any:
     import tritonclient.http
 
     found = {}
-    with served([folder / kind for kind in KINDS]) as server:
+    with served([folder / kind for kind in KINDS], options.python) as server:
         for protocol, module in (("http", tritonclient.http), ("grpc", tritonclient.grpc)):
             client = module.InferenceServerClient(f"127.0.0.1:{server.ports[protocol]}")
             for kind in KINDS:
@@ -319,7 +324,7 @@ def swaps(folder: Path, options: argparse.Namespace) -> Any:
     with tempfile.TemporaryDirectory() as home:
         agent = Path(home, "agent")
         shutil.copytree(folder / "mlp", agent)
-        with served([agent]) as server:
+        with served([agent], options.python) as server:
             work = {"model": "agent", "output": "vf_preds", "watch": True, "clients": 16}
             clients = begin_load(server, **work, **tensor_of("mlp"), seconds=80.0)
             versions = 0
@@ -347,7 +352,7 @@ def malformed(folder: Path, options: argparse.Namespace) -> Any:
     """500 requests that are wrong, and good ones beside them."""
     import http.client
 
-    with served([folder / "mlp"]) as server:
+    with served([folder / "mlp"], options.python) as server:
         work = {"model": "mlp", "output": "actions", "clients": 8, **tensor_of("mlp")}
         quiet = loaded(server, **work, seconds=options.seconds)
         clients = begin_load(server, **work, seconds=options.seconds)
@@ -381,7 +386,7 @@ def malformed(folder: Path, options: argparse.Namespace) -> Any:
 
 def soak(folder: Path, options: argparse.Namespace) -> Any:
     """Load for minutes: memory, and requests that were lost."""
-    with served([folder / kind for kind in LOADED]) as server:
+    with served([folder / kind for kind in LOADED], options.python) as server:
         memory, answered, failed = [], 0, 0
         until = time.monotonic() + 60 * options.minutes
         while time.monotonic() < until:
@@ -430,7 +435,7 @@ def on_ray(folder: Path, options: argparse.Namespace) -> Any:
     rays = OnRay(folder / "mlp")
     work = {"model": "mlp", "output": "actions", "seconds": options.seconds, **tensor_of("mlp")}
     try:
-        with served([folder / "mlp"]) as server:
+        with served([folder / "mlp"], options.python) as server:
             pairs = [(loaded(rays, **work), loaded(server, **work)) for _ in range(options.rounds)]
     finally:
         rays.end()
@@ -462,6 +467,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each round of load")
     parser.add_argument("--rounds", type=int, default=5, help="of policy and echo in turns")
     parser.add_argument("--requests", type=int, default=1000, help="of each kind, for parity")
+    parser.add_argument(
+        "--python", default=sys.executable, help="of an environment with the package, to serve in"
+    )
     parser.add_argument("--exports", type=Path, help="a folder to keep the exports in")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "serving.json")
     options = parser.parse_args()

@@ -76,6 +76,11 @@ def inputs_of(policy: Any, rows: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"obs": found["observations"], "action_mask": found["action_mask"].astype(np.int64)}
 
 
+def without_python_path() -> dict[str, str]:
+    """Returns the variables of this process, but not where it finds modules."""
+    return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+
+
 class Server:
     """`tfpolicies serve`, which listens on free ports; a context manager.
 
@@ -85,6 +90,7 @@ class Server:
         words: of the command line.
         folder: the current folder of the process.
         before: is called in the process before it serves.
+        python: of an environment that has the package installed; None for this one and its tree.
 
     Attributes:
         process: that serves.
@@ -94,15 +100,21 @@ class Server:
     """
 
     def __init__(
-        self, *words: str, folder: Path | None = None, before: Callable[[], None] | None = None
+        self,
+        *words: str,
+        folder: Path | None = None,
+        before: Callable[[], None] | None = None,
+        python: Path | None = None,
     ) -> None:
         options = ["--drain-seconds", "0"]
-        command = [sys.executable, "-m", "tfpolicies", "serve", *options, *words]
+        interpreter = str(python or sys.executable)
+        command = [interpreter, "-m", "tfpolicies", "serve", *options, *words]
+        path = {} if python else {"PYTHONPATH": str(HOME)}
         self.process = subprocess.Popen(
             [*command, "--port", "0", "--grpc-port", "0"],
             cwd=folder,
             preexec_fn=before,
-            env={**os.environ, "PYTHONPATH": str(HOME)},
+            env={**without_python_path(), **path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -11,7 +11,7 @@ import tfpolicies
 
 ROOT = Path(tfpolicies.__file__).parent
 FLOORS = {
-    "_version": 0,
+    "_version": -1,
     "errors": -1,
     "finite": 0,
     "onnx_graphs": 0,

@@ -22,6 +22,7 @@ from gymnasium import spaces
 from kubernetes_schemas import find_faults
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 
+from tfpolicies import __version__
 from tfpolicies.cli import serve
 from tfpolicies.cli.arguments import parse
 from tfpolicies.errors import ExportError
@@ -272,6 +273,7 @@ def test_the_image_for_kubernetes_serves_the_files_beside_it_and_may_finish(mixe
     assert (instructions["WORKDIR"], place) == ("/models/arm", "./")
     assert lines.index("WORKDIR /models/arm") < lines.index(f"COPY {instructions['COPY']}")  # else
     # --chmod is also the mode of the new folder, which could not be entered then
+    assert instructions["RUN"].endswith(f"'tfpolicies-serve=={__version__}'")
     assert (args.port, args.grpc_port) == (8000, 8001)
     pod = kubernetes_objects(tmp_path / "arm")["Deployment"]["spec"]["template"]["spec"]
     probe = pod["containers"][0]["readinessProbe"]

@@ -62,9 +62,9 @@ def test_what_only_they_need_is_gone(tmp_path):
 @pytest.mark.core
 def test_outputs_that_a_model_does_not_have_are_ignored(tmp_path):
     content = policy_of("mlp").export_model(tmp_path, onnx=True).path.read_bytes()
-    assert (
-        without_outputs(content, ["nothing"]) == onnx.load_from_string(content).SerializeToString()
-    )
+    whole = without_outputs(content, ["nothing"])
+
+    assert onnx.load_from_string(whole) == onnx.load_from_string(content)
 
 
 @pytest.mark.core

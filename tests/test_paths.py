@@ -349,11 +349,10 @@ def test_the_server_and_porting_read_what_their_words_say(place):
 def run_command(words):
     """Runs a command that fails; raises what it printed."""
     from tfpolicies.cli.arguments import parse
-    from tfpolicies.cli.commands import COMMANDS
 
     args = parse(words)
     args.debug = False
-    COMMANDS[args.command](args)
+    args.run(args)
 
 
 def deploy(path):

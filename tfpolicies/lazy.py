@@ -20,10 +20,13 @@ def lazily(name: str, homes: Mapping[str, str], package: dict[str, Any]) -> Any:
 
     Raises:
         AttributeError: if the package has no such name.
-        BackendError: if Keras runs on another backend than TensorFlow.
+        ConfigError: if Keras runs on another backend than TensorFlow.
+        MissingPackageError: if it needs a package that is not installed.
     """
     if name not in homes:
         raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
     importlib.import_module("tfpolicies.system.backend").require_tensorflow_backend()
-    package[name] = getattr(importlib.import_module(homes[name]), name)
+    distributions = importlib.import_module("tfpolicies.system.distributions")
+    module = distributions.import_needed(f"{package['__name__']}.{name}", homes[name])
+    package[name] = getattr(module, name)
     return package[name]

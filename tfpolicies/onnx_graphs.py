@@ -1,14 +1,38 @@
-"""What stands in ONNX models, and models without what nobody needs."""
+"""Nodes of ONNX models, and models without the parts that no output needs.
+
+Reading and writing goes through messages that have the fields for this only, so that servers do not
+need the package `onnx`. Protobuf keeps all other fields of a model as they are.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-import onnx
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_FIELDS: dict[str, dict[str, tuple[int, str, bool]]] = {
+    "Model": {"graph": (7, "Graph", False)},
+    "Graph": {
+        "node": (1, "Node", True),
+        "initializer": (5, "Tensor", True),
+        "output": (12, "Value", True),
+    },
+    "Node": {
+        "input": (1, "", True),
+        "output": (2, "", True),
+        "attribute": (5, "Attribute", True),
+    },
+    "Attribute": {"g": (6, "Graph", False), "graphs": (11, "Graph", True)},
+    "Tensor": {"name": (8, "", False)},
+    "Value": {"name": (1, "", False)},
+}
+"""Of the messages in ONNX's `onnx.proto`, the fields that are read here, by name: the number, the
+message in it ("" for a text), and whether it is repeated."""
 
 
-def with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def with_inner(nodes: Iterable[Any]) -> Iterator[Any]:
     """Yields nodes, and behind each one those of its inner graphs: the bodies of Loop and If."""
     for node in nodes:
         yield node
@@ -16,7 +40,7 @@ def with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from with_inner(graph.node)
 
 
-def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def _inner_graphs(node: Any) -> Iterator[Any]:
     for attribute in node.attribute:
         yield from (attribute.g, *attribute.graphs)
 
@@ -30,17 +54,38 @@ def without_outputs(content: bytes, names: Collection[str]) -> bytes:
         content: of an ONNX file.
         names: of the outputs; those that the model does not have are ignored.
     """
-    model = onnx.load_from_string(content)
+    model = _model_class().FromString(content)
     _keep(model.graph.output, lambda output: output.name not in names)
     prune(model.graph)
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
+
+
+@functools.cache
+def _model_class() -> Any:
+    """Returns the class of protobuf messages for ONNX models, as far as `_FIELDS` has them."""
+    field_class = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="parts_of_onnx.proto", package="parts_of_onnx")
+    for message, fields in _FIELDS.items():
+        described = file.message_type.add(name=message)
+        for name, (number, inner, is_repeated) in fields.items():
+            described.field.add(
+                name=name,
+                number=number,
+                label=field_class.LABEL_REPEATED if is_repeated else field_class.LABEL_OPTIONAL,
+                type=field_class.TYPE_MESSAGE if inner else field_class.TYPE_STRING,
+                type_name=f".{file.package}.{inner}" if inner else None,
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    name = f"{file.package}.Model"
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
 def prune(graph: Any) -> None:
     """Deletes the nodes and weights that no output of a graph needs, in place."""
     needed = {output.name for output in graph.output}
 
-    def is_needed(node: onnx.NodeProto) -> bool:
+    def is_needed(node: Any) -> bool:
         found = not needed.isdisjoint(node.output)
         if found:
             needed.update(_read_by(node))
@@ -57,7 +102,7 @@ def _keep(parts: Any, is_kept: Callable[[Any], bool]) -> None:
             del parts[i]
 
 
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+def _read_by(node: Any) -> Iterator[str]:
     """Yields the names that a node reads, those that its inner graphs read included."""
     for each in with_inner([node]):
         yield from filter(None, each.input)  # an input that is left out has no name

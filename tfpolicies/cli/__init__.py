@@ -51,11 +51,10 @@ def _run(words: list[str], signals: Signals) -> int:
         if args.command is None:
             print(args.help)
             return 0
-        if "run" in args:  # of another package's command
-            return int(args.run(args))
-        from tfpolicies.cli.commands import COMMANDS
+        from tfpolicies.system.distributions import require_one_version
 
-        return COMMANDS[args.command](args)
+        require_one_version()
+        return int(args.run(args))
     except BaseException as error:
         signals.caught()
         return _ended(error if signals.requested is None else SignalEnd(signals.requested), words)

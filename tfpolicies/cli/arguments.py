@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -22,14 +23,25 @@ from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, algorithm_word, flag
-from tfpolicies.cli.values import above_zero, count, json_object, not_among, opset, port, positive
+from tfpolicies.cli.values import (
+    above_zero,
+    column_names,
+    count,
+    json_object,
+    not_among,
+    opset,
+    port,
+    positive,
+)
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.registers import import_installed, installed, told
+from tfpolicies.system.distributions import import_needed
 from tfpolicies.ways import OPSETS
 
 COMMANDS = "tfpolicies.commands"
 """The group of entry points."""
 
+_CLI = "tfpolicies.cli"
 RUNS = "runs"  # the folder of all runs, unless another one is named
 
 _DEBUG: Any = {"action": "store_true", "help": "show the traceback of an error"}
@@ -46,6 +58,7 @@ examples:
   tfpolicies export runs --to exported
   tfpolicies play-exported exported --env CartPole-v1 --episodes 100
   tfpolicies serve exported                       over HTTP and gRPC, by the Open Inference Protocol
+  tfpolicies predict exported data.parquet        actions for the rows of a table
   tfpolicies port script.py --diff                what changes of a script for RLlib
 """
 
@@ -70,6 +83,7 @@ class _Parser(argparse.ArgumentParser):
 class _Command(NamedTuple):
     summary: str
     add_arguments: Callable[[_Parser], None]
+    module: str  # imported to run it, unless the arguments set `run`: has a function of its name
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -104,7 +118,7 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser.add_argument("--debug", **_DEBUG)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     made = {}
-    for name, (summary, add_arguments) in _commands(used).items():
+    for name, (summary, add_arguments, module) in _commands(used).items():
         made[name] = commands.add_parser(
             name,
             help=summary,
@@ -113,6 +127,7 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
             allow_abbrev=False,
         )
         made[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG)
+        made[name].set_defaults(run=partial(_run_own, module))
         add_arguments(made[name])
     return parser, made
 
@@ -120,14 +135,27 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
 def _commands(used: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the one that is used is imported."""
     own: dict[str, _Command] = {
-        "train": _Command("train a policy on an environment", _train),
-        "evaluate": _Command("play episodes with a trained policy", _evaluate),
-        "record": _Command("make a video of a trained policy that plays", _record),
-        "watch": _Command("watch a trained policy play in a window", _watch),
-        "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export),
-        "play-exported": _Command("play episodes with an exported ONNX file alone", _play_exported),
-        "serve": _Command("serve exported policies over HTTP and gRPC", _serve),
-        "tuned": _Command("list the settings that are known to learn well", _tuned),
+        "train": _Command("train a policy on an environment", _train, f"{_CLI}.training"),
+        "evaluate": _Command("play episodes with a trained policy", _evaluate, f"{_CLI}.commands"),
+        "record": _Command(
+            "make a video of a trained policy that plays", _record, f"{_CLI}.recording"
+        ),
+        "watch": _Command("watch a trained policy play in a window", _watch, f"{_CLI}.recording"),
+        "export": _Command(
+            "write a policy as SavedModel, ONNX or LiteRT", _export, f"{_CLI}.commands"
+        ),
+        "play-exported": _Command(
+            "play episodes with an exported ONNX file alone", _play_exported, f"{_CLI}.commands"
+        ),
+        "serve": _Command("serve exported policies over HTTP and gRPC", _serve, f"{_CLI}.serve"),
+        "predict": _Command(
+            "add an exported policy's actions to the rows of a Parquet file",
+            _predict,
+            f"{_CLI}.predict",
+        ),
+        "tuned": _Command(
+            "list the settings that are known to learn well", _tuned, f"{_CLI}.commands"
+        ),
     }
     if used in own:
         return own
@@ -138,7 +166,7 @@ def _commands(used: str) -> dict[str, _Command]:
 def _installed(entry_point: EntryPoint, used: str) -> _Command:
     if entry_point.name != used and not entry_point.value.startswith("tfpolicies."):
         package = entry_point.dist.name if entry_point.dist else "a package"
-        return _Command(f"a command of {package}", lambda parser: None)
+        return _Command(f"a command of {package}", lambda parser: None, "")
     module = import_installed("command", entry_point)
     lacking = [name for name in ("SUMMARY", "add_arguments", "run") if not hasattr(module, name)]
     if lacking:
@@ -148,7 +176,17 @@ def _installed(entry_point: EntryPoint, used: str) -> _Command:
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)
 
-    return _Command(module.SUMMARY, add_arguments)
+    return _Command(module.SUMMARY, add_arguments, "")
+
+
+def _run_own(module: str, args: argparse.Namespace) -> int:
+    """Runs a command of this package; returns its exit status.
+
+    Raises:
+        MissingPackageError: if it needs a package that is not installed.
+    """
+    run = import_needed(f"`tfpolicies {args.command}`", module)
+    return int(getattr(run, args.command.replace("-", "_"))(args))
 
 
 def _train(parser: _Parser) -> None:
@@ -376,6 +414,45 @@ def _serve(parser: _Parser) -> None:
         metavar="ORIGIN",
         help="whose web pages may use the server, such as https://example.com; others may not",
     )
+
+
+_PREDICT = """\
+Rows are independent observations. The inputs of the export are read from columns of their names:
+obs, or obs_<path> for each part of a Dict or Tuple, and action_mask. Such a column has a number in
+each row, or a list of the numbers of an array in row-major order. --columns names other columns.
+The actions are written to the column action, or to action_<path> for each part of a Dict or Tuple.
+Needs pyarrow: pip install 'tfpolicies[data]'. The file is trusted.
+"""
+
+
+def _predict(parser: _Parser) -> None:
+    parser.epilog, parser.formatter_class = _PREDICT, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("exported", metavar="EXPORT", help="an ONNX file, or its folder")
+    parser.add_argument("data", metavar="FILE", help="a Parquet file with observations")
+    parser.add_argument(
+        "--to", metavar="FILE", help="the Parquet file to write (default: FILE.actions.parquet)"
+    )
+    parser.add_argument(
+        "--columns",
+        type=column_names,
+        metavar="A,B,...",
+        help="what to read: a column for each input, or one for each number of a single input",
+    )
+    parser.add_argument(
+        "--keep",
+        type=column_names,
+        metavar="A,B,...",
+        help="the columns of FILE to write beside the actions (default: all; '': none)",
+    )
+    parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
+    parser.add_argument("--seed", type=count, default=0, help="of --explore (default 0)")
+    parser.add_argument(
+        "--batch", type=positive, metavar="ROWS", help="run together (default: 16 MB of them)"
+    )
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
+    )
+    _add_device(parser)
 
 
 def _tuned(parser: _Parser) -> None:

@@ -1,9 +1,8 @@
-"""What each command does."""
+"""The commands `evaluate`, `export`, `play-exported` and `tuned`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,22 +10,19 @@ import numpy as np
 from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.recording import record, scene_of, title_of, watch
-from tfpolicies.cli.serve import serve
+from tfpolicies.cli.recording import scene_of, title_of
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
 from tfpolicies.cli.sources import (
     export_policy,
     find_checkpoint,
     load_policy,
     print_files,
-    shown,
 )
-from tfpolicies.cli.training import train
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage
 from tfpolicies.reporting.console import CommandConsole, summary_table
-from tfpolicies.system.paths import resolve_path
+from tfpolicies.system.paths import resolve_path, shown
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.recording import Scene
@@ -166,15 +162,3 @@ def tuned(args: argparse.Namespace) -> int:
         for words in entry.deviations:
             console.print(f"Unlike the source: {words}.", highlight=False, soft_wrap=True)
     return DONE
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "train": train,
-    "evaluate": evaluate,
-    "record": record,
-    "watch": watch,
-    "export": export,
-    "play-exported": play_exported,
-    "serve": serve,
-    "tuned": tuned,
-}

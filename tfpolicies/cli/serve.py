@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import shlex
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.sources import shown
+from tfpolicies.cli.serving import find_providers
 from tfpolicies.errors import ExportError, MissingPackageError, UsageError, near_matches
 from tfpolicies.export.spec_file import (
     ONNX_FOLDER,
@@ -24,7 +25,7 @@ from tfpolicies.export.spec_file import (
     name_model,
 )
 from tfpolicies.system.folder_lock import make_locked_folder, remove_abandoned
-from tfpolicies.system.paths import describe_path, resolve_path
+from tfpolicies.system.paths import describe_path, resolve_path, shown
 
 _OWN = "tfpolicies-serve-"  # how the names of folders begin that runs are exported into
 _KINDS = {  # forms that are not served; the files for Triton do not sample
@@ -37,7 +38,6 @@ _KINDS = {  # forms that are not served; the files for Triton do not sample
 def serve(args: argparse.Namespace) -> int:
     """Serves policies until SIGTERM or Ctrl-C; see `tfpolicies.serving.shutdown`."""
     try:
-        from tfpolicies.export.player import providers_for
         from tfpolicies.serving.access import Access, read_token
         from tfpolicies.serving.logs import Log
         from tfpolicies.serving.repository import Repository, named
@@ -47,12 +47,9 @@ def serve(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise MissingPackageError(
             f"Serving needs packages that are not installed ({error}). Install them: "
-            "pip install 'tfpolicies[serve]'"
+            "pip install 'tfpolicies[serve]', or without TensorFlow pip install tfpolicies-serve"
         ) from error
-    try:
-        providers = tuple(providers_for(args.device))
-    except ValueError as error:
-        raise UsageError(f"--device {args.device}: {error}") from error
+    providers = tuple(find_providers(args.device))
     limits = Limits(
         args.max_batch,
         args.max_sequences,
@@ -175,6 +172,13 @@ def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> P
         if specs := _specs(found):
             _require_served(path, specs[0] if specs[0].parent == found else specs[-1])
             return found
+    if importlib.util.find_spec("tensorflow") is None:
+        _require_no_exports_within(folder)
+        raise ExportError(
+            f"{shown(path)} is not an ONNX export, and to export a run takes TensorFlow, which is "
+            "not installed. Export it where the distribution tfpolicies is installed, `tfpolicies "
+            "export RUN --to DIR --onnx`, and serve DIR."
+        )
     say(f"exporting {shown(path)}")
     words = ["export", str(path), "--to", str(own), "--onnx"]
     command = [sys.executable, "-m", "tfpolicies", *words]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfpolicies.errors import ExportError
+from tfpolicies.errors import ExportError, UsageError
 from tfpolicies.system.paths import describe_path, resolve_path
 
 _MODEL, _SPEC = "model.onnx", "policy_spec.json"
@@ -79,6 +79,20 @@ def find_export(exported: str | os.PathLike[str]) -> Path:
             "DIR`."
         )
     return found[0]
+
+
+def find_providers(device: str) -> list[str]:
+    """Returns the providers of ONNX Runtime for `--device`.
+
+    Raises:
+        UsageError: if this ONNX Runtime cannot compute there.
+    """
+    from tfpolicies.export.player import providers_for
+
+    try:
+        return providers_for(device)
+    except ValueError as error:
+        raise UsageError(f"--device {device}: {error}") from error
 
 
 def loaded(played: Mapping[str, Any]) -> str:

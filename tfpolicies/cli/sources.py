@@ -19,7 +19,7 @@ from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
 from tfpolicies.storage.checkpoint import missing_checkpoint
 from tfpolicies.storage.json_values import Missing
 from tfpolicies.storage.manifest import POLICIES
-from tfpolicies.system.paths import resolve_path
+from tfpolicies.system.paths import resolve_path, shown
 from tfpolicies.system.quiet import load_tensorflow
 
 
@@ -217,14 +217,6 @@ def load(console: Console) -> None:
     """Imports TensorFlow, which takes a while."""
     with console.status("loading TensorFlow"):
         load_tensorflow()
-
-
-def shown(path: Path) -> str:
-    """Returns a path relative to the current folder where it lies in it."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def print_files(console: Console, files: Mapping[str, Path]) -> None:

@@ -41,7 +41,6 @@ from tfpolicies.cli.sources import (
     load,
     load_policy,
     print_files,
-    shown,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, environment_of_file
@@ -54,7 +53,7 @@ from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
 from tfpolicies.system.atomic import place_file
-from tfpolicies.system.paths import resolve_path
+from tfpolicies.system.paths import resolve_path, shown
 from tfpolicies.system.regular_files import read_regular
 from tfpolicies.system.signals import SignalEnd, current, say
 
@@ -68,6 +67,7 @@ _ROUND = 10  # train batches of a further round, after an exported policy fell s
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"  # between a mean and a standard deviation
 _LARGEST = 1 << 20  # bytes of a file of settings
+_NO_SETTINGS = ("command", "debug", "run")  # of the parsed words
 
 
 class Job(NamedTuple):
@@ -84,7 +84,7 @@ def train(args: argparse.Namespace) -> int:
 
     What can go wrong with settings, environment and building goes wrong before there is a folder.
     """
-    given = {name: value for name, value in vars(args).items() if name not in ("command", "debug")}
+    given = {name: value for name, value in vars(args).items() if name not in _NO_SETTINGS}
     require_one_value_each(given)
     model_work_limit = given.pop("model_work_limit", 1.0)  # the caller's word, kept in no folder
     console = CommandConsole()

@@ -90,6 +90,18 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def column_names(text: str) -> list[str]:
+    """Returns the names of columns that commas separate; none for an empty text.
+
+    >>> column_names("x, y"), column_names("")
+    (['x', 'y'], [])
+    """
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    if "" in names or len({*names}) < len(names):
+        raise argparse.ArgumentTypeError(f"must be different names with commas, got {text!r:.200}")
+    return names
+
+
 above_zero.__name__ = "number"  # argparse shows it in its messages
 for _integer in (count, opset, port, positive):
     _integer.__name__ = "integer"

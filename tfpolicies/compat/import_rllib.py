@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import CheckpointError, TfPoliciesError, UsageError
+from tfpolicies.system.distributions import import_needed
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
@@ -60,11 +61,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         CheckpointError: if the checkpoint is none of RLlib, or has what cannot be imported.
+        MissingPackageError: if this environment has no Gymnasium or TensorFlow.
         UsageError: if there is something in the place of the output.
     """
     out = resolve_path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{str(out)!r} is there already, and not empty. Name another folder.")
+    import_needed("`tfpolicies import-rllib`", "tfpolicies.compat.rllib_spaces")
     found = import_checkpoint(args.checkpoint)
     for policy_id, (policy, left) in found.items():
         folder = out / policy_id if len(found) > 1 else out

@@ -94,6 +94,7 @@ class OnnxPolicy:
         spec: what `policy_spec.json` says.
         file: the ONNX file.
         observed: the inputs that observations fill, as the spec has them.
+        actions: the outputs that are actions for the environment, as the spec has them.
         get_run_options: returns the options of ONNX Runtime for each call, by which others can end
             it; None for ONNX Runtime's own.
 
@@ -176,7 +177,7 @@ class OnnxPolicy:
             for view in views
             for i, name in enumerate(view["inputs"])
         ]
-        self._actions = [
+        self.actions = [
             port
             for port in ports["outputs"]
             if port["name"].startswith("actions") and not port["name"].startswith(_NORMALIZED)
@@ -226,20 +227,26 @@ class OnnxPolicy:
             self.spec["action_space"], iter([x[0] for x in actions] if single else actions)
         )
 
-    def check(self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None = None) -> None:
+    def check(
+        self,
+        feed: Mapping[str, np.ndarray],
+        counted: np.ndarray | None = None,
+        first_row: int = 0,
+    ) -> None:
         """Checks that choices are in their range, and that masks allow an action in each row.
 
         Args:
             feed: observations by input, `[B, ...]`, or `[B, T, ...]` with `counted`.
             counted: which steps `[B, T]` of sequences are more than padding.
+            first_row: the number of the first row in messages.
 
         Raises:
             ValueError: if one does not; the message names input, rule and row.
         """
         for choice in self._choices:
-            choice.check(feed[choice.name], counted)
+            choice.check(feed[choice.name], counted, first_row)
         if self._masks is not None:
-            self._masks.check(feed, counted)
+            self._masks.check(feed, counted, first_row)
 
     def fresh(self, rows: int) -> dict[str, np.ndarray]:
         """Returns what is carried into the first steps of episodes: zeros, by name.
@@ -281,7 +288,7 @@ class OnnxPolicy:
 
     def env_actions(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Returns the actions for the environment, one array `[B, ...]` per leaf."""
-        return [outputs[port["name"]] for port in self._actions]
+        return [outputs[port["name"]] for port in self.actions]
 
     def nested_action(self, leaves: Sequence[Any]) -> Any:
         """Returns one action in the structure of the environment's space."""
@@ -397,7 +404,7 @@ class _Choice(NamedTuple):
     start: np.ndarray  # int64, `()` or as a row
     size: np.ndarray  # uint64, likewise
 
-    def check(self, array: np.ndarray, counted: np.ndarray | None) -> None:
+    def check(self, array: np.ndarray, counted: np.ndarray | None, first_row: int) -> None:
         """Raises a `ValueError` unless all that counts is one of `size` numbers from `start`."""
         inside = (array - self.start).view(np.uint64) < self.size  # what is less wraps around
         if counted is not None:
@@ -407,7 +414,7 @@ class _Choice(NamedTuple):
             low, size = (int(np.broadcast_to(x, array.shape)[at]) for x in self[1:])
             raise ValueError(
                 f"Input {self.name!r} must be from {low} to {low + size - 1}, got {array[at]} at "
-                f"{list(at)}."
+                f"{[at[0] + first_row, *at[1:]]}."
             )
 
 
@@ -449,7 +456,9 @@ class _Masks(NamedTuple):
             start += size
         return cls(tuple(port["name"] for port in ports), widths, tuple(choices))
 
-    def check(self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None) -> None:
+    def check(
+        self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None, first_row: int
+    ) -> None:
         """Raises a `ValueError` unless each row that counts has an action for each choice."""
         axes = 1 if counted is None else 2
         pairs = zip(self.names, self.widths, strict=True)
@@ -462,7 +471,7 @@ class _Masks(NamedTuple):
                 is_open[~counted] = True
             if 0 in is_open.tobytes():
                 row, *step = at = tuple(np.argwhere(~is_open)[0].tolist())
-                where = f"row {row}" + "".join(f", step {x}" for x in step)
+                where = f"row {row + first_row}" + "".join(f", step {x}" for x in step)
                 if len(self.choices) > 1:
                     where += f", columns {choice.start} to {choice.stop - 1}"
                 raise ValueError(

@@ -69,3 +69,11 @@ def describe_path(written: str | os.PathLike[str], path: Path) -> str:
     """
     text = os.fspath(written)
     return show_value(text) if text == str(path) else f"{show_value(text)} ({str(path)[:200]})"
+
+
+def shown(path: Path) -> str:
+    """Returns a path relative to the current folder if it is in that folder."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -20,7 +20,7 @@ REGISTRY = "YOUR-REGISTRY"
 
 _IMAGE = """\
 FROM python:3.12-slim
-RUN pip install --no-cache-dir 'tfpolicies[serve]=={version}'
+RUN pip install --no-cache-dir 'tfpolicies-serve=={version}'
 WORKDIR /models/{name}
 COPY --chmod=0444 {files} ./
 USER 65532:65532

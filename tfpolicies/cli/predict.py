@@ -1,0 +1,65 @@
+"""The command `predict`: actions of an exported policy for the rows of a Parquet file."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+from tfpolicies.cli.ends import DONE
+from tfpolicies.cli.serving import find_export, find_providers
+from tfpolicies.errors import ExportError, UsageError
+from tfpolicies.export.player import OnnxPolicy
+from tfpolicies.onnx_graphs import without_outputs
+from tfpolicies.serving.calls import VALUES
+from tfpolicies.serving.tables import write_actions
+from tfpolicies.system.paths import describe_path, resolve_path, shown
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Adds actions to the rows of a Parquet file; see `tfpolicies predict --help`."""
+    data = resolve_path(args.data)
+    if not data.is_file():
+        raise UsageError(f"{describe_path(args.data, data)} is not a file. Name a Parquet file.")
+    target = _find_target(args.to, data)
+    folder = find_export(args.exported)
+    try:
+        policy = OnnxPolicy(
+            folder,
+            sample=args.explore,
+            threads=args.threads,
+            prepare=partial(without_outputs, names=[VALUES]),
+            providers=find_providers(args.device),
+        )
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    began = time.perf_counter()
+    rows = write_actions(
+        policy,
+        data,
+        target,
+        columns=args.columns,
+        keep=args.keep,
+        batch_rows=args.batch,
+        seed=args.seed,
+    )
+    seconds = time.perf_counter() - began
+    print(f"{rows:,} rows in {seconds:.1f} s, {rows / seconds:,.0f} rows/s: {shown(target)}")
+    return DONE
+
+
+def _find_target(to: str | None, data: Path) -> Path:
+    """Returns the file to write.
+
+    Raises:
+        UsageError: if it is the one that is read, or no file can be written there.
+    """
+    target = data.with_name(f"{data.stem}.actions.parquet") if to is None else resolve_path(to)
+    if target.is_dir() or not target.parent.is_dir():
+        raise UsageError(
+            f"--to takes a file in a folder that exists, got {describe_path(to or target, target)}."
+        )
+    if target.exists() and target.samefile(data):
+        raise UsageError(f"--to names the file that is read, {shown(data)}. Name another file.")
+    return target

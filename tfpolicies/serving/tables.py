@@ -1,0 +1,328 @@
+"""Actions for the rows of Parquet files, in batches; pyarrow reads and writes the files."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import (
+    BatchError,
+    ExportError,
+    MissingColumnError,
+    MissingPackageError,
+    ObservationError,
+    UsageError,
+    near_matches,
+    show_value,
+)
+from tfpolicies.export.player import OnnxPolicy
+from tfpolicies.finite import is_finite
+from tfpolicies.serving.tensors import Port
+from tfpolicies.system.atomic import replacing, sync_folder
+from tfpolicies.system.distributions import install_command
+
+_BATCH_BYTES, _MOST_ROWS = 16_000_000, 65_536
+_BUFFER = 1 << 20  # bytes of a column that are read at once
+
+
+def write_actions(
+    policy: OnnxPolicy,
+    data: Path,
+    target: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    keep: Sequence[str] | None = None,
+    batch_rows: int | None = None,
+    seed: int = 0,
+) -> int:
+    """Writes a Parquet file with the actions for each row of another one.
+
+    Rows are independent observations. Each input of the policy is read from the column of its name:
+    a number, or a list of the numbers of an array in row-major order. The actions become the
+    column `action`, or `action_<path>` for each part of a Dict or Tuple, with lists for arrays.
+    Memory does not grow with the number of rows, and `target` is either complete or as it was.
+
+    Args:
+        policy: acts; greedily, or by noise if it samples.
+        data: the file with observations, which is trusted.
+        target: the file to write.
+        columns: what to read instead: a column for each input, or one for each number of a single
+            input.
+        keep: the columns of `data` to write besides; None for all.
+        batch_rows: how many rows run together; None for 16 MB of observations, and at most 65,536.
+        seed: of the noise.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        MissingPackageError: if pyarrow is not installed.
+        ExportError: if the policy looks back at earlier steps, or takes too much.
+        MissingColumnError: if `data` lacks a column.
+        BatchError: if it is not a Parquet file, or has two columns of one name.
+        ObservationError: for a column of another type, or a row that does not fit the space.
+        UsageError: if the number of `columns` fits neither way, or a column would be written twice.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Parquet files are read with pyarrow, which is not installed ({error}). Install it: "
+            f"{install_command('data')}"
+        ) from error
+    if policy.fresh(0):
+        raise ExportError(
+            f"{policy.file} is of a policy that looks back at earlier steps, so its actions depend "
+            "on the order of rows in episodes, which a table does not have. Serve it with "
+            "`tfpolicies serve`, and give each episode a sequence_id."
+        )
+    try:
+        # Without these settings pyarrow keeps all that it has read of a file.
+        with parquet.ParquetFile(data, pre_buffer=False, buffer_size=_BUFFER) as source:
+            table = _Table(source.schema_arrow)
+            inputs = table.find_inputs([Port.of(record) for record in policy.observed], columns)
+            kept = table.find_kept(keep)
+            outputs = _action_fields(policy)
+            schema = table.make_schema(kept, outputs)
+            rng, first = np.random.default_rng(seed), 0
+            with replacing(target) as temporary:
+                with parquet.ParquetWriter(temporary, schema) as writer:
+                    for batch in _batches(source, inputs, kept, batch_rows):
+                        actions = _act(policy, inputs, batch, first, rng)
+                        arrays = [batch.column(name) for name in kept]
+                        arrays += map(_as_arrow, actions, outputs)
+                        writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+                        first += batch.num_rows
+                with open(temporary, "rb") as written:
+                    os.fsync(written.fileno())
+            sync_folder(target.parent)
+            return first
+    except pyarrow.ArrowException as error:
+        raise BatchError(f"{data} cannot be read as a Parquet file: {error!s:.200}") from error
+
+
+class _Input(NamedTuple):
+    """An input of the policy and the columns that it is read from."""
+
+    port: Port
+    names: Sequence[str]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one row."""
+        return _row_shape(self.port)
+
+    def read(self, batch: Any, first: int) -> np.ndarray:
+        """Returns the input `[rows, ...]` for a batch whose first row has the number `first`.
+
+        Raises:
+            ObservationError: if a row does not fit.
+        """
+        shape = self.shape if len(self.names) == 1 else ()
+        parts = [_Column(name, self.port, shape, first).read(batch) for name in self.names]
+        return np.stack(parts, axis=1).reshape(batch.num_rows, *self.shape)
+
+
+class _Table(NamedTuple):
+    """The columns of a file."""
+
+    schema: Any
+
+    def find_inputs(self, ports: Sequence[Port], columns: Sequence[str] | None) -> list[_Input]:
+        """Returns the columns of each input, whose types fit."""
+        names = [port.name for port in ports] if columns is None else columns
+        if len(names) == len(ports):
+            inputs = [_Input(port, [name]) for port, name in zip(ports, names, strict=True)]
+        elif len(ports) == 1 and len(names) == math.prod(_row_shape(ports[0])):
+            inputs = [_Input(ports[0], names)]
+        else:
+            counts = [f"{len(ports)}, for {', '.join(map(str, ports))}"]
+            counts += [f"{math.prod(_row_shape(port))}, one for each number" for port in ports[:1]]
+            raise UsageError(
+                f"The number of columns must be {' or '.join(counts[: 3 - len(ports)])}, got "
+                f"{len(names)}: {show_value([*names])}."
+            )
+        if len({*self.schema.names}) < len(self.schema.names):
+            raise BatchError(f"The file has two columns of one name: {self.schema.names!s:.200}.")
+        for each in inputs:
+            for name in each.names:
+                self._require_column(name, " Name others by --columns." if columns is None else "")
+                shape = each.shape if len(each.names) == 1 else ()
+                _require_type(name, self.schema.field(name).type, shape)
+        return inputs
+
+    def find_kept(self, keep: Sequence[str] | None) -> list[str]:
+        """Returns the columns to write besides actions."""
+        if keep is None:
+            return [*self.schema.names]
+        for name in keep:
+            self._require_column(name)
+        return [*keep]
+
+    def make_schema(self, kept: Sequence[str], outputs: Sequence[Any]) -> Any:
+        """Returns the schema of what is written."""
+        import pyarrow
+
+        twice = [field.name for field in outputs if field.name in kept]
+        if twice:
+            raise UsageError(
+                f"The file already has a column {twice[0]!r}. Name the columns to write besides "
+                "the actions by --keep."
+            )
+        metadata = self.schema.metadata if [*kept] == self.schema.names else None
+        return pyarrow.schema([*map(self.schema.field, kept), *outputs], metadata=metadata)
+
+    def _require_column(self, name: str, advice: str = "") -> None:
+        if name not in self.schema.names:
+            raise MissingColumnError(
+                f"The file has no column {name!r:.200}.{near_matches(name, self.schema.names)} It "
+                f"has {self.schema.names!s:.200}.{advice}"
+            )
+
+
+def _batches(
+    source: Any, inputs: Sequence[_Input], kept: Sequence[str], rows: int | None
+) -> Iterator[Any]:
+    """Yields batches of the columns that are read or written."""
+    if rows is None:
+        size = sum(math.prod(each.shape) * each.port.dtype.itemsize for each in inputs)
+        rows = max(1, min(_BATCH_BYTES // max(1, size), _MOST_ROWS))
+    names = {*kept, *(name for each in inputs for name in each.names)}
+    return iter(source.iter_batches(rows, columns=sorted(names)))
+
+
+def _act(
+    policy: OnnxPolicy, inputs: Sequence[_Input], batch: Any, first: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Returns the actions for a batch, one array `[rows, ...]` for each part of the action."""
+    observed = {each.port.name: each.read(batch, first) for each in inputs}
+    try:
+        policy.check(observed, first_row=first)
+    except ValueError as error:
+        raise ObservationError(str(error)) from error
+    noise = policy.draw_noise(rng, batch.num_rows) if policy.sample else None
+    try:
+        return policy.env_actions(policy.run([*observed.values()], noise))
+    except ValueError as error:
+        raise ExportError(f"{error} Give it fewer rows at once by --batch.") from error
+
+
+def _row_shape(port: Port) -> tuple[int, ...]:
+    return tuple(size for size in port.shape if not isinstance(size, str))
+
+
+def _action_fields(policy: OnnxPolicy) -> list[Any]:
+    """Returns the columns of actions: a number in each row, or a list of an array's numbers."""
+    import pyarrow
+
+    fields = []
+    for port in map(Port.of, policy.actions):
+        shape, of_numbers = _row_shape(port), pyarrow.from_numpy_dtype(port.dtype)
+        name = port.name.replace("actions", "action", 1)
+        column = pyarrow.list_(of_numbers, math.prod(shape)) if shape else of_numbers
+        fields.append(pyarrow.field(name, column))
+    return fields
+
+
+def _as_arrow(array: np.ndarray, field: Any) -> Any:
+    import pyarrow
+
+    if array.ndim == 1:
+        return pyarrow.array(array, field.type)
+    numbers = pyarrow.array(array.reshape(-1), field.type.value_type)
+    return pyarrow.FixedSizeListArray.from_arrays(numbers, field.type.list_size)
+
+
+# -- what a column has ----------------------------------------------------------------------------
+
+
+def _require_type(name: str, kind: Any, shape: tuple[int, ...]) -> None:
+    """Checks that a column has numbers, or lists of them as deep as `shape` asks for."""
+    from pyarrow import types
+
+    inner, depth = _without_extension(kind), 0
+    while _is_list(inner):
+        inner, depth = _without_extension(inner.value_type), depth + 1
+    is_numeric = types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner)
+    count = math.prod(shape)
+    if not is_numeric or not (depth in (1, len(shape)) or (depth == 0 and count == 1)):
+        expected = f"lists of {count} numbers" if shape else "numbers"
+        raise ObservationError(
+            f"Column {name!r:.200} must have {expected} in its rows, but is of the type "
+            f"{kind!s:.200}."
+        )
+
+
+def _without_extension(kind: Any) -> Any:
+    return getattr(kind, "storage_type", kind)
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+class _Column(NamedTuple):
+    """A column of numbers, or of lists of numbers, for an input or a number of it."""
+
+    name: str
+    port: Port
+    shape: tuple[int, ...]  # of one row of the column
+    first: int  # the number of the first row
+
+    def read(self, batch: Any) -> np.ndarray:
+        """Returns the numbers `[rows, count]` in the dtype of the input.
+
+        Raises:
+            ObservationError: for a row that does not fit.
+        """
+        from pyarrow import compute
+
+        array, count = batch.column(self.name), 1
+        sizes = self._sizes(array.type)
+        for size in sizes:
+            array = getattr(array, "storage", array)
+            self._require_no_null(array, count)
+            lengths = compute.list_value_length(array).to_numpy(zero_copy_only=False)
+            self._require_all(lengths == size, lengths, count, f"a list of {size}")
+            array, count = array.flatten(), count * size
+        self._require_no_null(array, count)
+        numbers = self._cast(array.to_numpy(zero_copy_only=False), count)
+        return numbers.reshape(batch.num_rows, count)
+
+    def _sizes(self, kind: Any) -> tuple[int, ...]:
+        """Returns the length of lists at each level of the column."""
+        depth, inner = 0, _without_extension(kind)
+        while _is_list(inner):
+            inner, depth = _without_extension(inner.value_type), depth + 1
+        return self.shape if depth == len(self.shape) else (math.prod(self.shape),) * depth
+
+    def _cast(self, numbers: np.ndarray, count: int) -> np.ndarray:
+        with np.errstate(invalid="ignore", over="ignore"):
+            result = numbers.astype(self.port.dtype, copy=False)
+        if result.dtype.kind == "f":
+            if not is_finite(result):
+                self._require_all(np.isfinite(result), numbers, count, f"finite {result.dtype}")
+        elif result.dtype != numbers.dtype:
+            self._require_all(result == numbers, numbers, count, f"of {result.dtype}")
+        return result
+
+    def _require_no_null(self, array: Any, count: int) -> None:
+        if array.null_count:
+            row = self.first + int(np.flatnonzero(array.is_null().to_numpy(False))[0]) // count
+            raise ObservationError(f"Column {self.name!r:.200} has no value in row {row}.")
+
+    def _require_all(self, fits: np.ndarray, values: np.ndarray, count: int, expected: str) -> None:
+        if not fits.all():
+            at = int(np.argmin(fits))
+            raise ObservationError(
+                f"Column {self.name!r:.200} must be {expected}, got {values[at]} in row "
+                f"{self.first + at // count}."
+            )

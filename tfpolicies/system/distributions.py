@@ -1,0 +1,72 @@
+"""The two distributions of this package: `tfpolicies`, and `tfpolicies-serve`, which only serves.
+
+Both install the same files. `tfpolicies-serve` depends on fewer packages, and on no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any
+
+from tfpolicies._version import __version__
+from tfpolicies.errors import MissingPackageError, UsageError
+
+WHOLE, SERVING = "tfpolicies", "tfpolicies-serve"
+
+
+def import_needed(user: str, module: str) -> Any:
+    """Imports a module of this package that may need more packages than serving does.
+
+    Args:
+        user: names the command or object that needs the module, for the message.
+        module: its full name.
+
+    Raises:
+        MissingPackageError: if it needs a package that is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or WHOLE).partition(".")[0]
+        if missing == WHOLE:
+            raise
+        raise MissingPackageError(
+            f"{user} needs the package {missing!r}, which is not installed. Of the two "
+            f"distributions, {SERVING} only serves exports; {WHOLE} brings TensorFlow and all "
+            f"other packages. Install it: pip install {WHOLE}=={__version__}"
+        ) from error
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra of the distribution that is installed.
+
+    >>> install_command("data")
+    "pip install 'tfpolicies[data]'"
+    """
+    return f"pip install '{next(iter(_installed_versions()), WHOLE)}[{extra}]'"
+
+
+def require_one_version() -> None:
+    """Checks that both distributions have the same version where both are installed.
+
+    Raises:
+        UsageError: if they differ, so that files of one may have replaced files of the other.
+    """
+    versions = _installed_versions()
+    if len(set(versions.values())) > 1:
+        names = " and ".join(f"{name} {version}" for name, version in versions.items())
+        raise UsageError(
+            f"{names} are both installed, which have the same files in different versions. Keep "
+            f"one: pip uninstall -y {WHOLE} {SERVING}, then pip install {WHOLE} or {SERVING}."
+        )
+
+
+def _installed_versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version  # takes long to import
+
+    versions = {}
+    for name in (WHOLE, SERVING):
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
