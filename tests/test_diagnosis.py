@@ -259,6 +259,36 @@ def test_a_policy_of_several_is_told_its_own_mean_return(caplog):
     assert "(the mean return is -7.5)" in diagnosis._check_value_errors(cat)
 
 
+@pytest.mark.parametrize(
+    ("returns", "total", "count"),
+    [
+        ([20.0] * 100, 100, 1),
+        ([20.0] * 100, 149, 1),
+        ([20.0] * 100, 150, 0),  # it may have learned this return
+        ([20.0] * 99, 99, 0),
+        ([20.0] * 99 + [19.0], 100, 0),
+    ],
+)
+def test_a_policy_of_several_with_the_same_return_from_the_start_is_named(
+    returns, total, count, caplog
+):
+    run = {
+        "episodes_total": total,
+        "policy_reward_mean": {"p": 20.0, "other": 7.0},
+        "hist_stats": {"policy_p_reward": returns, "episode_lengths": [20]},
+        "recent_returns": {"mean": 500.0},  # the other policy learns
+    }
+    lines = told(caplog, [{}], run=run)
+    assert len(lines) == count
+    for line in lines:
+        assert line.startswith(
+            "Policy 'p': the return of its agents was 20 in each of the last 100"
+        )
+        assert "policy_mapping_fn" in line
+    alone = {**run, "policy_reward_mean": {"p": 20.0}}
+    assert told(caplog, [{}], run=alone) == []
+
+
 def test_each_thing_is_told_of_one_policy_alone(caplog):
     observer, config = Diagnosis(), PPOConfig()
     result = {"num_env_steps_sampled": 1, "info": {"learner": {"p": {}}}}
