@@ -246,7 +246,7 @@ HELD_OUT = {
         lambda: _ppo(Delayed, gamma=0.8, vf_clip_param=float("inf")), 40_000, "horizon"
     ),
     "DQN Acrobot, lr=1e-7": Run(
-        lambda: _dqn(lr=1e-7).environment("Acrobot-v1"), 4_000, "small rate"
+        lambda: _dqn(lr=1e-7).environment("Acrobot-v1"), 10_000, "small rate"
     ),
     "SAC Pendulum, lr=1e-7": Run(
         lambda: _tuned(SACConfig(), "Pendulum-v1").training(lr=1e-7, **_SMALL), 5_500, "small rate"
