@@ -28,7 +28,7 @@ logger = logging.getLogger("tfpolicies")
 
 _IN_A_ROW = 3  # iterations in which a cause holds before it is reported
 _SYMPTOM_IN_A_ROW = 5  # and a symptom, which some cause may explain that takes longer to show
-_ENOUGH_EPISODES = 20  # episodes that have ended before a symptom is reported
+_ENOUGH_EPISODES = 40  # that have ended: as many again as the first returns are of
 _MOST_ROWS = 0.5  # share of the rows of a batch that counts as most of them
 _FAR = 10  # times the target that a KL divergence is far over it
 _NEAR_0 = 1e-3  # of the target of the KL divergence
@@ -184,7 +184,8 @@ class Diagnosis:
                 message = None
                 if check.is_wiring or not improved:
                     message = check.function(subject)
-                waits = check.is_symptom and (not ready or bool({"", policy_id} & explained))
+                waits = not (ready or check.is_wiring)  # a run that learns may not show it yet
+                waits |= check.is_symptom and not explained.isdisjoint({"", policy_id})
                 if message is not None:
                     explained.add(policy_id)
                 self._meet(name, policy_id, message, check.in_a_row, waits=waits)
