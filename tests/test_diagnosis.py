@@ -233,7 +233,13 @@ def test_symptoms_wait_until_the_cause_has_had_its_time_to_show(caplog):
     assert told(caplog, [CLIPPED] * 9, run=never) == []  # episodes may end yet
     (line,) = told(caplog, [CLIPPED] * 9, run={**never, "num_env_steps_sampled": 10_000})
     assert line.startswith("Environment 'CartPole-v1': no episode has ended after 10,000 steps")
-    assert told(caplog, [CLIPPED] * 9, run={"episodes_total": 19}) == []  # too few to judge by
+    assert told(caplog, [CLIPPED] * 9, run={"episodes_total": 39}) == []  # too few to judge by
+
+
+@pytest.mark.parametrize("about", [{"gamma": 0.5}, OBS_LARGE])
+def test_no_cause_is_named_before_forty_episodes_show_whether_the_run_learns(about, caplog):
+    assert told(caplog, [{}] * 9, run={"episodes_total": 39}, **about) == []
+    assert len(told(caplog, [{}] * 9, run={"episodes_total": 40}, **about)) == 1
 
 
 @pytest.mark.parametrize(("mean", "count"), [(-1101.0, 1), (-1099.0, 0), (math.nan, 1)])
@@ -257,6 +263,36 @@ def test_a_policy_of_several_is_told_its_own_mean_return(caplog):
     result = {"episode_reward_mean": 0.0, "policy_reward_mean": {"cat": -7.5, "mouse": 7.5}}
     cat = Trained("cat", CLIPPED, PPOConfig().to_dict(), TWO, result)
     assert "(the mean return is -7.5)" in diagnosis._check_value_errors(cat)
+
+
+@pytest.mark.parametrize(
+    ("returns", "total", "count"),
+    [
+        ([20.0] * 100, 100, 1),
+        ([20.0] * 100, 149, 1),
+        ([20.0] * 100, 150, 0),  # it may have learned this return
+        ([20.0] * 99, 99, 0),
+        ([20.0] * 99 + [19.0], 100, 0),
+    ],
+)
+def test_a_policy_of_several_with_the_same_return_from_the_start_is_named(
+    returns, total, count, caplog
+):
+    run = {
+        "episodes_total": total,
+        "policy_reward_mean": {"p": 20.0, "other": 7.0},
+        "hist_stats": {"policy_p_reward": returns, "episode_lengths": [20]},
+        "recent_returns": {"mean": 500.0},  # the other policy learns
+    }
+    lines = told(caplog, [{}], run=run)
+    assert len(lines) == count
+    for line in lines:
+        assert line.startswith(
+            "Policy 'p': the return of its agents was 20 in each of the last 100"
+        )
+        assert "policy_mapping_fn" in line
+    alone = {**run, "policy_reward_mean": {"p": 20.0}}
+    assert told(caplog, [{}], run=alone) == []
 
 
 def test_each_thing_is_told_of_one_policy_alone(caplog):
@@ -319,7 +355,7 @@ def test_a_run_that_ends_before_learning_starts_says_so_at_its_beginning_and_end
 
 
 def test_returns_that_are_too_large_for_the_clipped_value_errors_are_told(caplog):
-    (line,) = lines(caplog, ppo(lambda _: Noisy()), 9)
+    (line,) = lines(caplog, ppo(lambda _: Noisy()), 11)
     assert "squared error is above vf_clip_param=10" in line
     assert "--set vf_clip_param=inf" in line
     assert "(the mean return is -3" in line

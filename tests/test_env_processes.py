@@ -275,6 +275,17 @@ envs.close()
     assert done.stdout.splitlines() == ["script begins", "[[30.0], [30.0]]", "caught out"]
 
 
+def test_a_process_starts_without_packages_that_take_time_to_import():
+    code = "import sys, tfpolicies.envs.env_process; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, check=True
+    )
+    modules = done.stdout.split()
+    assert "gymnasium" in modules
+    heavy = {"cloudpickle", "importlib.metadata", "keras", "onnxruntime", "rich", "tensorflow"}
+    assert heavy.intersection(modules) == set()
+
+
 def test_processes_have_no_tensorflow_and_know_that_they_are_remote(worker_for):
     worker = worker_for(Faulty, {"kind": "none"})
     assert "tensorflow" in sys.modules

@@ -176,6 +176,47 @@ def test_a_resumed_run_measures_its_best_checkpoint_as_it_evaluates_now(tmp_path
     assert_equal(again.get_policy().get_weights(), fresh.get_policy().get_weights())
 
 
+def test_the_best_iteration_is_that_with_the_best_recent_returns(tmp_path: Path) -> None:
+    recent = [(900.0, 4), (150.0, 5), (200.0, 5), (100.0, 5)]  # mean return of so many episodes
+    weights: list[dict[str, np.ndarray]] = []
+
+    class Scripted(DefaultCallbacks):
+        def on_train_result(self, *, algorithm: Algorithm, result: dict[str, Any]) -> None:
+            mean, episodes = recent[algorithm.iteration - 1]
+            result["recent_returns"] = {"mean": mean, "episodes": episodes}
+            result["episode_reward_mean"] = 10.0 * algorithm.iteration  # lags, and still grows
+            weights.append(algorithm.get_policy().get_weights())
+
+    algorithm, run = build(), tmp_path / "run"
+    goal = {"run_dir": run, "progress": False, "keep_best": True, "callbacks": [Scripted]}
+    algorithm.learn(4 * BATCH, **goal)
+    assert_equal(weights_of(run / "checkpoints" / "best"), weights[1])  # sampled the third one
+    assert stored_best(run, algorithm) == 200.0
+
+
+def stored_best(run: Path, algorithm: Algorithm) -> float:
+    """Returns the score that a resumed run compares with."""
+    records = RunRecords(RunFolder.open(run), algorithm, Goals(steps=1, keep_best=True))
+    records.close()
+    return records._best
+
+
+def test_the_best_of_a_run_without_recent_returns_is_that_of_the_last_episodes(
+    tmp_path: Path,
+) -> None:
+    class Earlier(DefaultCallbacks):
+        """Gives results as earlier versions did."""
+
+        def on_train_result(self, *, algorithm: Algorithm, result: dict[str, Any]) -> None:
+            del result["recent_returns"]
+            result["episode_reward_mean"] = 10.0 * algorithm.iteration
+
+    algorithm, run = build(), tmp_path / "run"
+    goal = {"run_dir": run, "progress": False, "keep_best": True, "callbacks": [Earlier]}
+    algorithm.learn(2 * BATCH, **goal)
+    assert stored_best(run, algorithm) == 20.0
+
+
 def test_a_checkpoint_that_training_goes_on_from_stays(tmp_path: Path) -> None:
     run = tmp_path / "run"
     build().learn(BATCH, run_dir=run, progress=False, checkpoint_every=1, keep_checkpoints=2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfpolicies.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Register(dict[str, Any]):
@@ -48,6 +50,8 @@ class Register(dict[str, Any]):
 
 def installed(group: str) -> dict[str, EntryPoint]:
     """Returns what installed packages name in a group of entry points; of one name, the first."""
+    from importlib.metadata import entry_points  # an eighth of the start of an environment process
+
     found: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=group):
         found.setdefault(entry_point.name, entry_point)

@@ -498,8 +498,9 @@ class Algorithm(metaclass=_AnsweringMeta):
             checkpoint_every: iterations between checkpoints.
             keep_checkpoints: how many of the newest checkpoints are kept: with 3, the folders
                 `checkpoints/iteration-000020` and so on of the last three, beside `latest`.
-            keep_best: whether the checkpoint with the best evaluation, or the best mean return, is
-                kept apart.
+            keep_best: whether the checkpoint with the best evaluation is kept apart, or, without
+                evaluations, the weights that sampled the iteration with the best mean of recent
+                returns: the number that `until` is compared with.
             record_every: iterations between videos of an episode, in `videos/` of the run folder;
                 0 for none. See `record_video`.
 

@@ -28,7 +28,7 @@ logger = logging.getLogger("tfpolicies")
 
 _IN_A_ROW = 3  # iterations in which a cause holds before it is reported
 _SYMPTOM_IN_A_ROW = 5  # and a symptom, which some cause may explain that takes longer to show
-_ENOUGH_EPISODES = 20  # episodes that have ended before a symptom is reported
+_ENOUGH_EPISODES = 40  # that have ended: as many again as the first returns are of
 _MOST_ROWS = 0.5  # share of the rows of a batch that counts as most of them
 _FAR = 10  # times the target that a KL divergence is far over it
 _NEAR_0 = 1e-3  # of the target of the KL divergence
@@ -46,6 +46,7 @@ _LARGE_ERROR = 1e3  # of values, which networks do not learn to correct
 _EXPLAINED = 0.1  # share of the variance of returns; values that explain more are being learned
 _EXPLODED = 3  # times the largest possible return that no value can be
 _SAME_RETURNS = 100  # episodes with the same return that are worth a word
+_MOST_EPISODES = 1.5  # times as many episodes as are looked at, in all: most are looked at
 _WITHOUT_END = 10_000  # steps of each environment in which no episode ended
 _STEPS_PER_UPDATE = 8  # with replay: so few updates hardly learn
 _START = "num_steps_sampled_before_learning_starts"
@@ -183,7 +184,8 @@ class Diagnosis:
                 message = None
                 if check.is_wiring or not improved:
                     message = check.function(subject)
-                waits = check.is_symptom and (not ready or bool({"", policy_id} & explained))
+                waits = not (ready or check.is_wiring)  # a run that learns may not show it yet
+                waits |= check.is_symptom and not explained.isdisjoint({"", policy_id})
                 if message is not None:
                     explained.add(policy_id)
                 self._meet(name, policy_id, message, check.in_a_row, waits=waits)
@@ -278,6 +280,22 @@ def _check_observations(trained: Trained) -> str | None:
         f"observations are of size {trained.obs_size:.2g}, but networks learn from numbers near 1: "
         "larger ones saturate them. Set rollouts(observation_filter='MeanStdFilter'), on the "
         "command line --set observation_filter=MeanStdFilter, or scale them in the environment."
+    )
+
+
+def _check_own_returns(trained: Trained) -> str | None:
+    """Finds a policy of several whose agents have got the same return since the run began."""
+    result = trained.result
+    if len(result.get("policy_reward_mean", {})) < 2:
+        return None  # the returns of the whole run are its own
+    returns = result.get("hist_stats", {}).get(f"policy_{trained.policy_id}_reward", ())
+    are_most = result["episodes_total"] < _MOST_EPISODES * len(returns)
+    if len(returns) < _SAME_RETURNS or len({*returns}) > 1 or not are_most:
+        return None
+    return (
+        f"the return of its agents was {returns[0]:g} in each of the last {len(returns)} episodes, "
+        "so nothing tells good actions from bad ones. Look at the rewards that the environment "
+        "gives to these agents, and at policy_mapping_fn."
     )
 
 
@@ -445,6 +463,7 @@ _CHECKS: dict[str, Check] = {
     "ends": Check(_check_ends, 1, is_wiring=True),
     "intensity": Check(_check_intensity, is_wiring=True),
     "returns": Check(_check_returns, 1, is_symptom=True),
+    "own returns": Check(_check_own_returns, 1, is_wiring=True),
     "observations": Check(_check_observations),
     "horizon": Check(_check_horizon),
     "entropy bonus": Check(_check_entropy_bonus),

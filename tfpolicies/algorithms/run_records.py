@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
-from tfpolicies.reporting.progress_row import EVALUATION_MEAN
+from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
+from tfpolicies.rollout.metrics import LEAST_RECENT_EPISODES
 from tfpolicies.system.signals import interruptions
 
 if TYPE_CHECKING:
@@ -215,9 +216,8 @@ class RunRecords:
 def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     """Returns the score of the best checkpoint so far, -inf if there is none.
 
-    It is read from the run's CSV, so that a resumed run goes on comparing: evaluations if the run
-    evaluates, else the mean return of training episodes. Other rows may be higher without having
-    been the best, where their weights were not finite.
+    It is read from the run's CSV, so that a resumed run goes on comparing. Other rows may be higher
+    without having been the best, where their weights were not finite.
     """
     if not run.best.exists() or not run.progress_csv.exists():
         return -math.inf
@@ -268,4 +268,25 @@ def _evaluates(config: AlgorithmConfig) -> bool:
 
 
 def _score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
-    return row.get(EVALUATION_MEAN if _evaluates(config) else "episode_reward_mean", math.nan)
+    """Returns the number by which the best checkpoint is chosen; NaN if an iteration has none.
+
+    It is the mean return of evaluations if the run evaluates, else that of recent episodes.
+    """
+    if _evaluates(config):
+        return row.get(EVALUATION_MEAN, math.nan)
+    if math.isnan(row.get(f"{RECENT}episodes", math.nan)):  # in runs of earlier versions
+        return row.get("episode_reward_mean", math.nan)
+    return get_recent_return(row, config)
+
+
+def get_recent_return(row: Mapping[str, float], config: AlgorithmConfig) -> float:
+    """Returns the mean return of recent episodes; NaN where there are too few to compare by it.
+
+    Args:
+        row: of an iteration, see `progress_row`.
+        config: of the run.
+    """
+    least = min(LEAST_RECENT_EPISODES, config.metrics_num_episodes_for_smoothing)
+    if row.get(f"{RECENT}episodes", 0) < least:
+        return math.nan
+    return row.get(f"{RECENT}mean", math.nan)

@@ -10,16 +10,16 @@ from typing import Any
 from rich.console import Console
 
 from tfpolicies.algorithms.diagnosis import too_short
-from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
+from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords, get_recent_return
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import RECENT, progress_row
-from tfpolicies.rollout.metrics import LEAST_RECENT_EPISODES
 from tfpolicies.system.signals import interruptions
 
 logger = logging.getLogger("tfpolicies")
 
 TARGET, STEPS, CALLBACK = "target", "steps", "callback"  # why a training ends by itself
 
+_MEAN = f"{RECENT}mean"  # which callbacks may take out of a row
 _SPEED_MEMORY = 0.9  # of the shown speed, an exponential mean over iterations
 
 
@@ -52,8 +52,7 @@ class TrainingRun:
         self.result: dict[str, Any] = {}
         self._console = console or Console(quiet=True, force_terminal=False)
         self._followers = followers
-        self._mean_return = math.nan  # of recent training episodes
-        self._recent_episodes: float = 0  # whose mean that is
+        self._row: dict[str, float] = {}  # of the last iteration
         self._speed = math.nan
         self._began_at = self.env_steps
         self._has_learned = False
@@ -93,7 +92,7 @@ class TrainingRun:
             self.records.keep()
             while self.env_steps < self.goals.steps and signals.requested is None:
                 wanted = self._iterate()
-                shown.update(self.env_steps, self._mean_return, self._speed)
+                shown.update(self.env_steps, self._row.get(_MEAN, math.nan), self._speed)
                 if self.records.is_video_due:
                     with shown.doing("recording a video"):
                         self.records.film()
@@ -110,10 +109,8 @@ class TrainingRun:
         self.records.before_iteration()
         self.result = self.algorithm.train()
         self._has_learned |= bool(self.result["info"]["learner"])
-        row = progress_row(self.result)
+        row = self._row = progress_row(self.result)
         self.records.take_down(row)
-        self._mean_return = row.get(f"{RECENT}mean", math.nan)  # which callbacks may take away
-        self._recent_episodes = row.get(f"{RECENT}episodes", 0)
         self._follow_speed(row["steps_per_s"])
         self.records.keep()
         answers = [follower(self.algorithm, self.result) for follower in self._followers]
@@ -140,7 +137,5 @@ class TrainingRun:
 
     def _has_reached_target(self) -> bool:
         """Whether the mean return of recent episodes is high enough, and there are enough."""
-        until, config = self.goals.until, self.algorithm.config
-        least = min(LEAST_RECENT_EPISODES, config.metrics_num_episodes_for_smoothing)
-        is_known = self._recent_episodes >= least
-        return until is not None and is_known and self._mean_return >= until
+        until = self.goals.until
+        return until is not None and get_recent_return(self._row, self.algorithm.config) >= until

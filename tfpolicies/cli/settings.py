@@ -207,7 +207,7 @@ class TrainSettings:
     keep_best: bool = _goal(
         WAY,
         "keep apart a checkpoint of the weights with the best evaluation (or those that sampled "
-        "the iteration with the best training mean)",
+        "the iteration with the best mean of recent returns)",
         False,
     )
     checkpoint_every: int = _goal(WAY, "iterations between checkpoints (default 20)", 20, **_N)

@@ -1,8 +1,9 @@
-"""Environments in processes of their own, which step at the same time.
+"""Environments that are spread over processes, which step at the same time.
 
-Each process is a new interpreter, not a fork: it neither has TensorFlow nor runs the user's script.
-Classes and functions of a script are sent to it by cloudpickle. It steps its share of environments
-by `env_process.py`; what a step gives is put together here.
+A worker gives each process its share of the environments (`child_process.py` is the worker's side
+of one, `env_process.py` the program that runs there). Observations, actions and rewards are in
+shared memory; this module sends the requests, and puts the parts of a step together. It also
+replaces a process that was lost, and says which environment it was lost in.
 """
 
 from __future__ import annotations
@@ -11,24 +12,23 @@ import contextlib
 import functools
 import logging
 import math
-import os
 import pickle
-import select
-import signal
-import socket
-import subprocess
-import sys
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from tfpolicies.envs.env_process import TRACE_SIGNAL, Assignment, Made, Rest, get_share
+from tfpolicies.envs.child_process import (
+    ChildProcess,
+    ProcessLostError,
+    end_if_dead,
+    iterate_ready,
+    restore_error,
+)
+from tfpolicies.envs.env_process import Assignment, Made, Rest, get_share
 from tfpolicies.envs.making import (
     EnvContext,
     check_process_count,
@@ -45,19 +45,9 @@ from tfpolicies.errors import EnvError, show_value
 
 logger = logging.getLogger("tfpolicies")
 
-_PROGRAM = (
-    "import sys; process, requests, memory, trace = map(int, sys.argv[1:5]); "
-    "sys.path[:] = sys.argv[5:]; from tfpolicies.envs.env_process import serve; "
-    "serve(process, requests, memory, trace)"
-)
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables of numerical libraries, 1 unless the user sets them: there are many processes."""
-
 _LOOK_SECONDS = 1.0  # between two looks whether a silent process has ended
 _GRACE = 5.0  # seconds at most beyond env_step_timeout_s, for calls that return by themselves
 _CLOSE_SECONDS = 5.0  # for processes that are to end by themselves
-_TRACE_BYTES = 100_000  # that are read of a traceback
-_TRACE_SECONDS = 0.5  # for a process that is to write where it hangs
 
 
 def make_process_environments(
@@ -140,198 +130,6 @@ def _find_unsendable(assignment: Mapping[str, Any]) -> str:
     return "env"
 
 
-class RemoteTraceback(Exception):
-    """The traceback of an error that was raised in the process of an environment; its cause.
-
-    Args:
-        text: the traceback.
-        frames: its frames.
-
-    Attributes:
-        frames: as given.
-    """
-
-    def __init__(self, text: str, frames: Sequence[traceback.FrameSummary]) -> None:
-        super().__init__(f"\n{text}")
-        self.frames = frames
-
-
-class _LostError(Exception):
-    """The process has ended.
-
-    Args:
-        how: it ended; or what it was ended for.
-        trace: where it was, as text; "" if that is not known.
-    """
-
-    def __init__(self, how: str, trace: str) -> None:
-        super().__init__(how)
-        self.trace = trace
-
-
-class _Process:
-    """A process that steps a share of environments, as its worker sees it.
-
-    Args:
-        number: which one.
-        memory: the file of the shared memory.
-    """
-
-    def __init__(self, number: int, memory: Any) -> None:
-        self.number = number
-        self.outstanding = 0  # answers that were not received yet
-        self._lost: _LostError | None = None
-        ours, theirs = socket.socketpair()
-        self._trace = make_unnamed_file()
-        files = [file.fileno() for file in (theirs, memory, self._trace)]
-        words = map(str, (number, *files, *sys.path))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *words],
-                stdin=subprocess.PIPE,  # closed when this process ends: see `_end_with_worker`
-                pass_fds=files,
-                env={**dict.fromkeys(_ONE_THREAD, "1"), **os.environ},
-                start_new_session=True,  # Ctrl-C is for this process
-            )
-        self._connection = Connection(ours.detach())
-        self._end = weakref.finalize(
-            self, _end_process, self._process, self._connection, self._trace, os.getpid()
-        )
-
-    def fileno(self) -> int:
-        """Returns the descriptor by which answers come."""
-        return self._connection.fileno()
-
-    def send(self, request: bytes) -> None:
-        """Sends a request, if the process is still there; `receive` raises if it is not."""
-        self.outstanding += 1
-        if self._lost is None:
-            with contextlib.suppress(OSError):
-                self._connection.send_bytes(request)
-
-    def receive(self) -> Any:
-        """Returns an answer.
-
-        Raises:
-            _LostError: if the process has ended.
-            Exception: what was raised there.
-        """
-        self.outstanding -= 1
-        if self._lost is not None:
-            raise self._lost
-        try:
-            answer = self._connection.recv_bytes()
-        except (EOFError, OSError) as error:
-            raise self.end() from error
-        is_result, result, records = pickle.loads(answer)
-        for name, level, text in records:
-            logging.getLogger(name).log(level, "%s", text)
-        if is_result:
-            return result
-        raise restore_error(result)
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended, also where others hold its end of the socket."""
-        if hasattr(os, "waitid"):  # it leaves the process's number taken
-            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self._process.pid, how) is not None
-        return self._process.poll() is not None
-
-    def is_lost(self) -> bool:
-        """Whether it is known that the process has ended."""
-        return self._lost is not None
-
-    def end(self, why: str = "") -> _LostError:
-        """Ends the process and those that it started.
-
-        Args:
-            why: a process is ended that still runs; "": it has ended by itself.
-
-        Returns:
-            What `receive` raises from now on.
-        """
-        if self._lost is None:
-            if why:
-                self._process.send_signal(TRACE_SIGNAL)
-                time.sleep(_TRACE_SECONDS)
-            trace = os.pread(self._trace.fileno(), _TRACE_BYTES, 0).decode(errors="replace")
-            self._end()
-            self._lost = _LostError(why or _describe_end(self._process.returncode), trace)
-        return self._lost
-
-    def close(self) -> None:
-        """Ends the process."""
-        self.end()
-
-    def wait(self, seconds: float) -> None:
-        """Waits until the process has ended by itself."""
-        deadline = time.monotonic() + seconds
-        while self._lost is None and not self.has_ended() and time.monotonic() < deadline:
-            time.sleep(0.002)
-
-
-def _describe_end(code: int) -> str:
-    """Returns how a process with a return code ended.
-
-    >>> _describe_end(-11), _describe_end(3)
-    ('SIGSEGV', 'exit status 3')
-    """
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-
-
-def _end_process(
-    process: subprocess.Popen[bytes], connection: Connection, trace: Any, owner: int
-) -> None:
-    if os.getpid() != owner:  # a fork of the process that started it
-        return
-    if process.returncode is None:  # so its number has not been given to another one
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.stdin.close()  # type: ignore[union-attr]
-    connection.close()
-    trace.close()
-    process.wait()
-
-
-def restore_error(sent: Any) -> Exception:
-    """Returns an exception that was sent by a process, caused by its traceback there."""
-    try:
-        error = pickle.loads(sent.pickled)
-    except Exception:
-        error = EnvError(sent.text.rstrip().rpartition("\n")[2])
-    error.__cause__ = RemoteTraceback(sent.text, sent.frames)
-    return error
-
-
-def _iterate_ready(
-    processes: Iterable[_Process], seconds: float, look: Callable[[_Process], None]
-) -> Iterator[_Process]:
-    """Yields each process as soon as it has answered, or is lost.
-
-    Args:
-        processes: have been sent a request each.
-        seconds: between two looks at those that are silent.
-        look: called with each of these; it may end them.
-    """
-    poll, waiting = select.poll(), {}
-    for process in processes:
-        if process.is_lost():
-            yield process
-            continue
-        waiting[process.fileno()] = process
-        poll.register(process.fileno(), select.POLLIN)
-    while waiting:
-        ready = [file for file, _ in poll.poll(1000 * seconds)]
-        for file in ready:
-            poll.unregister(file)
-            yield waiting.pop(file)
-        for file, process in [] if ready else list(waiting.items()):
-            look(process)
-            if process.is_lost():
-                poll.unregister(file)
-                yield waiting.pop(file)
-
-
 def _start(
     assignment: bytes, num_envs: int, num_processes: int, worker_index: int
 ) -> ProcessEnvironments | None:
@@ -342,12 +140,12 @@ def _start(
         Exception: what a constructor raises.
     """
     memory = make_unnamed_file()
-    processes = [_Process(number, memory) for number in range(num_processes)]
+    processes = [ChildProcess(number, memory) for number in range(num_processes)]
     try:
         for process in processes:
             process.send(assignment)
         made: dict[int, Made | None] = {}
-        for process in _iterate_ready(processes, _LOOK_SECONDS, _end_if_dead):
+        for process in iterate_ready(processes, _LOOK_SECONDS, end_if_dead):
             share = get_share(process.number, num_envs, num_processes)
             made[process.number] = _receive_made(process, share, worker_index)
         answers = [made[number] for number in range(num_processes)]
@@ -365,17 +163,12 @@ def _start(
     return None
 
 
-def _end_all(processes: Iterable[_Process]) -> None:
+def _end_all(processes: Iterable[ChildProcess]) -> None:
     for process in processes:
         process.end()
 
 
-def _end_if_dead(process: _Process) -> None:
-    if process.has_ended():
-        process.end()
-
-
-def _receive_made(process: _Process, share: range, worker_index: int) -> Made | None:
+def _receive_made(process: ChildProcess, share: range, worker_index: int) -> Made | None:
     """Returns what a process has made.
 
     Raises:
@@ -385,7 +178,7 @@ def _receive_made(process: _Process, share: range, worker_index: int) -> Made | 
     place = f"{_name_share(share)} of worker {worker_index}"
     try:
         made: Made | None = process.receive()
-    except _LostError as error:
+    except ProcessLostError as error:
         raise EnvError(
             f"The process that was to make {place} has ended ({error}).{_advise(error)}"
         ) from error
@@ -407,7 +200,7 @@ def _name_share(share: range) -> str:
     return f"environments {share.start} to {share.stop - 1}"
 
 
-def _advise(lost: _LostError) -> str:
+def _advise(lost: ProcessLostError) -> str:
     is_killed = str(lost) == "SIGKILL"
     return " The system does so where memory runs out: try fewer processes." if is_killed else ""
 
@@ -445,7 +238,7 @@ class ProcessEnvironments(Environments):
     def __init__(
         self,
         assignment: bytes,
-        processes: list[_Process],
+        processes: list[ChildProcess],
         made: Sequence[Made],
         memory: Any,
         num_envs: int,
@@ -485,15 +278,15 @@ class ProcessEnvironments(Environments):
 
     # -- processes ----------------------------------------------------------------------------
 
-    def _find_process(self, index: int) -> _Process:
+    def _find_process(self, index: int) -> ChildProcess:
         """Returns the process of an environment."""
         return next(x for x, own in zip(self._processes, self._shares, strict=True) if index in own)
 
-    def _make_process(self, index: int) -> _Process:
+    def _make_process(self, index: int) -> ChildProcess:
         """Starts another process in the place of that of an environment; returns it."""
         number = self._find_process(index).number
         self._processes[number].end()
-        process = self._processes[number] = _Process(number, self._memory)
+        process = self._processes[number] = ChildProcess(number, self._memory)
         process.send(self._assignment)
         share = self._shares[number]
         made = _receive_made(process, share, self._worker_index)
@@ -501,15 +294,19 @@ class ProcessEnvironments(Environments):
         self._ask(process, "guard", *self._get_guard())
         return process
 
-    def _announce(self, process: _Process, index: int) -> None:
+    def _announce(self, process: ChildProcess, index: int) -> None:
         """Notifies the worker of all environments of a process that was started again."""
         del index
         for i in self._shares[process.number]:
             self._on_made(RemoteEnvironment(self, i), i)
 
     def _send(
-        self, processes: Sequence[_Process], requests: Sequence[bytes], *, is_limited: bool = False
-    ) -> Iterator[_Process]:
+        self,
+        processes: Sequence[ChildProcess],
+        requests: Sequence[bytes],
+        *,
+        is_limited: bool = False,
+    ) -> Iterator[ChildProcess]:
         """Sends each process a request; yields the processes as they have answered.
 
         Args:
@@ -523,40 +320,42 @@ class ProcessEnvironments(Environments):
             arrays.since[process.number] = time.monotonic() if is_limited else math.inf
             arrays.index[process.number] = -1
             process.send(request)
-        return _iterate_ready(list(processes), self._get_look_seconds(), self._look)
+        return iterate_ready(list(processes), self._get_look_seconds(), self._look)
 
     def _get_look_seconds(self) -> float:
         return _LOOK_SECONDS if self._limit is None else min(_LOOK_SECONDS, self._limit / 4)
 
-    def _drop_answers(self, processes: Iterable[_Process]) -> None:
+    def _drop_answers(self, processes: Iterable[ChildProcess]) -> None:
         """Receives answers to earlier requests, which an error or a signal has left there."""
         late = [process for process in processes if process.outstanding]
-        for process in _iterate_ready(late, self._get_look_seconds(), self._look):
+        for process in iterate_ready(late, self._get_look_seconds(), self._look):
             while process.outstanding:
                 with contextlib.suppress(Exception):
                     process.receive()
 
-    def _ask(self, process: _Process, method: str, *args: Any, is_limited: bool = False) -> Any:
+    def _ask(self, process: ChildProcess, method: str, *args: Any, is_limited: bool = False) -> Any:
         """Returns the answer of one process.
 
         Raises:
-            _LostError: if the process has ended.
+            ProcessLostError: if the process has ended.
             Exception: what was raised there.
         """
         request = cloudpickle.dumps((method, *args))
         for answered in self._send([process], [request], is_limited=is_limited):
             return answered.receive()
 
-    def _look(self, process: _Process) -> None:
+    def _look(self, process: ChildProcess) -> None:
         """Ends a process that takes too long; and notices one that has ended."""
-        _end_if_dead(process)
+        end_if_dead(process)
         if process.is_lost() or self._limit is None:
             return
         seconds = time.monotonic() - float(self._arrays.since[process.number])
         if seconds > self._limit + min(self._limit, _GRACE):
             process.end(f"it hung for {seconds:.1f} seconds; env_step_timeout_s={self._limit:g}")
 
-    def _explain(self, process: _Process, lost: _LostError, method: str) -> tuple[int, EnvError]:
+    def _explain(
+        self, process: ChildProcess, lost: ProcessLostError, method: str
+    ) -> tuple[int, EnvError]:
         """Returns which environment a process was lost in, and an error that says so.
 
         Args:
@@ -577,7 +376,7 @@ class ProcessEnvironments(Environments):
             logger.error("%s It was here:\n%s", message, lost.trace)
         return index, EnvError(message)
 
-    def _receive(self, process: _Process, method: str, broken: dict[int, Exception]) -> Any:
+    def _receive(self, process: ChildProcess, method: str, broken: dict[int, Exception]) -> Any:
         """Returns a process's answer; None if it was lost and another one is in its place.
 
         Args:
@@ -591,14 +390,14 @@ class ProcessEnvironments(Environments):
         """
         try:
             return process.receive()
-        except _LostError as lost:
+        except ProcessLostError as lost:
             index, error = self._explain(process, lost, method)
             reason = self._repairs.broke(index, method, error)
             self._repairs.renewed(index, process, self._start_episodes)
             broken.update(dict.fromkeys(self._shares[process.number], reason))
             return None
 
-    def _start_episodes(self, process: _Process) -> None:
+    def _start_episodes(self, process: ChildProcess) -> None:
         self._ask(process, "reset", None, is_limited=True)
 
     def _ask_each(self, method: str, *args: Any) -> list[Any]:
@@ -618,7 +417,7 @@ class ProcessEnvironments(Environments):
         for process in self._send(self._processes, requests):
             try:
                 answers[process.number] = process.receive()
-            except _LostError as lost:
+            except ProcessLostError as lost:
                 raise self._explain(process, lost, method)[1] from lost
         return [answers[number] for number in range(len(self._processes))]
 
@@ -632,7 +431,7 @@ class ProcessEnvironments(Environments):
         process = self._find_process(index)
         try:
             return self._ask(process, method, *args)
-        except _LostError as lost:
+        except ProcessLostError as lost:
             raise self._explain(process, lost, method)[1] from lost
 
     # -- episodes -----------------------------------------------------------------------------
