@@ -249,7 +249,7 @@ HELD_OUT = {
         lambda: _dqn(lr=1e-7).environment("Acrobot-v1"), 10_000, "small rate"
     ),
     "SAC Pendulum, lr=1e-7": Run(
-        lambda: _tuned(SACConfig(), "Pendulum-v1").training(lr=1e-7, **_SMALL), 5_500, "small rate"
+        lambda: _tuned(SACConfig(), "Pendulum-v1").training(lr=1e-7, **_SMALL), 9_000, "small rate"
     ),
     "A2C CartPole, lr=1e-8": Run(lambda: _a2c("CartPole-v1", lr=1e-8), 30_000, "small rate"),
     "PPO Pendulum, entropy_coeff=1": Run(
@@ -265,7 +265,7 @@ HELD_OUT = {
     ),
     "TD3 Pendulum, rewards x 1e4": Run(
         lambda: _tuned(TD3Config(), "Pendulum-v1").environment(_costly).training(**_SMALL),
-        5_500,
+        9_000,
         "value errors large",
     ),
     "DQN MountainCar": Run(
@@ -288,7 +288,7 @@ HELD_OUT = {
     ),
     "DDPG Pendulum, lr=0.1": Run(
         lambda: _tuned(DDPGConfig(), "Pendulum-v1").training(actor_lr=0.1, critic_lr=0.1, **_SMALL),
-        5_500,
+        9_000,
         "large rate",
     ),
     "PPO, one of two agents is always paid": Run(
@@ -325,7 +325,7 @@ HELD_OUT = {
         lambda: PGConfig().environment("CartPole-v1").rollouts(num_envs_per_worker=4), 30_000
     ),
     "sound: TD3 Pendulum": Run(
-        lambda: _tuned(TD3Config(), "Pendulum-v1").training(**_SMALL), 6_000
+        lambda: _tuned(TD3Config(), "Pendulum-v1").training(**_SMALL), 10_000
     ),
     "sound: PPO, two agents": Run(lambda: _two(pays_always=False), 20_000),
 }

@@ -467,7 +467,7 @@ def test_connectors_stand_before_a_policy_written_by_hand(env):
         np.testing.assert_allclose(line.taken, [[3.0, 1.0]] * 3, atol=1e-6)
 
 
-class Constant(Policy):
+class Weighted(Policy):
     """Its only weight is a number of Python, as in RLlib's page about custom policies."""
 
     def __init__(self, *args):
@@ -486,8 +486,8 @@ class Constant(Policy):
 
 def test_weights_that_are_numbers_of_python_are_saved(tmp_path):
     space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    policy = Constant(space, space, {})
+    policy = Weighted(space, space, {})
     policy.w = 2.5
     policy.export_checkpoint(tmp_path / "policy")
-    restored = Constant.from_checkpoint(tmp_path / "policy")
+    restored = Weighted.from_checkpoint(tmp_path / "policy")
     assert float(restored.w) == 2.5

@@ -58,14 +58,14 @@ def test_learning_in_python_leaves_what_the_command_leaves(
     settings += ["model.fcnet_hiddens=[4]", "jit_compile=False", "log_level=ERROR"]
     settings += ["batch_mode=truncate_episodes"]
     words = ["train", "CartPole-v1", "--algo", "PG", "--num-envs", "2", "--seed", "5"]
-    words += ["--steps", str(3 * BATCH), "--keep-best"]
+    words += ["--steps", str(6 * BATCH), "--keep-best"]
     assert main([*words, *(word for each in settings for word in ("--set", each))]) == 0
     (by_command,) = (tmp_path / "runs").iterdir()
     algorithm = build()
-    learned = algorithm.learn(3 * BATCH, run_dir="mine", progress=False, keep_best=True)
+    learned = algorithm.learn(6 * BATCH, run_dir="mine", progress=False, keep_best=True)
 
     assert (learned.ended_by, learned.run_dir) == ("steps", tmp_path / "mine")
-    assert learned.result["training_iteration"] == 3
+    assert learned.result["training_iteration"] == 6
     assert {path.name for path in Path("mine").iterdir()} == {x.name for x in by_command.iterdir()}
     mine, theirs = (read_progress(run / "progress.csv") for run in (Path("mine"), by_command))
     clocks = {"time_s", "steps_per_s"}
@@ -148,6 +148,7 @@ def test_a_run_with_a_policy_and_a_model_of_the_user_measures_its_best_again(
 ) -> None:
     for steps in (2 * BATCH, 3 * BATCH):
         config = PGConfig(algo_class=OwnPG).environment("CartPole-v1")
+        config.rollouts(batch_mode="truncate_episodes", rollout_fragment_length=BATCH)
         config.training(train_batch_size=BATCH, model={"custom_model": make_own_model})
         config.evaluation(evaluation_interval=1, evaluation_duration=1)
         algorithm = config.framework(inference="tf", jit_compile=False).build()
