@@ -257,6 +257,9 @@ def test_values_that_rewards_allow_are_no_explosion(caplog):
     assert told(caplog, [soft] * 9, sizes=(1.0, 0.01)) == []  # entropy is rewarded, too
     (line,) = told(caplog, [{"vf_loss": 4e6, "vf_explained_var": 0.05}] * 9)
     assert "values are wrong by 2e+03 on average" in line
+    both_ways = [{"mean_td_error": -2e3}, {"mean_td_error": 2e3}] * 5  # with replay
+    (line,) = told(caplog, both_ways)
+    assert "values are wrong by 2e+03 on average" in line
 
 
 def test_a_policy_of_several_is_told_its_own_mean_return(caplog):

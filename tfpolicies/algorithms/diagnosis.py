@@ -378,7 +378,7 @@ def _check_values(trained: Trained) -> str | None:
             f"larger than {largest:.2g}: the value function explodes. Lower {_get_rates(trained)}, "
             "or set grad_clip=0.5; where there are target networks, move them less often."
         )
-    error = trained.number("mean_td_error") if math.isnan(loss) else math.sqrt(loss)
+    error = abs(trained.number("mean_td_error")) if math.isnan(loss) else math.sqrt(loss)
     if error > _LARGE_ERROR and not trained.number("vf_explained_var") > _EXPLAINED:
         return (
             f"values are wrong by {error:.2g} on average, since rewards are as large as "
