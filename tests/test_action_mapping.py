@@ -40,7 +40,7 @@ def to_env(space, actions, *, normalize=True, clip=False):
     (mapped,) = mapping.to_env([array])
     (traced,) = with_tensors(mapping, [array])
     assert mapped.dtype == traced.dtype == space.dtype
-    np.testing.assert_array_equal(mapped, traced)
+    np.testing.assert_allclose(mapped, traced, rtol=1e-6, atol=1e-37)  # subnormals become 0 there
     return mapped
 
 
