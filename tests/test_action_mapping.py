@@ -294,6 +294,16 @@ def test_a_policy_acts_normalised_and_maps_each_action_once():
     np.testing.assert_allclose(for_env, to_env(BOUNDED, columns["actions"]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 2]), BOUNDED], ids=str)
+def test_mapped_actions_are_arrays_of_the_callers_own(space):
+    for from_zero in (True, False):
+        mapping = ActionMapping(space, normalize=False, clip=False, from_zero=from_zero)
+        actions = np.ones((1, 2), space.dtype)
+        (mapped,) = mapping.to_env([actions])
+        mapped[...] = 0
+        assert actions.tolist() == [[1, 1]]
+
+
 def test_env_action_takes_its_rules_from_the_call_or_from_the_config():
     policy = make(actions=BOUNDED, clip_actions=True)
     action = np.array([2.0, 0.5], np.float32)

@@ -12,7 +12,8 @@ have the range [-1, 1] when `normalize_actions` is set. Each leaf is mapped into
 * Box of floats without it: clipped to the bounds if `clip_actions`, else left as it is.
 
 A custom policy chooses from the space itself (`from_zero=False`): of its integers, only those of a
-bounded Box are moved, by `low`, and only with `normalize_actions`; `clip_actions` alone clips them.
+Box are moved, by a finite `low`, and only with `normalize_actions`; with `clip_actions` alone they
+are clipped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tfpolicies.models.spaces import Leaf, action_leaves, half_width_and_middle,
 
 
 def _cast(array: Any, dtype: Any) -> np.ndarray:
-    return np.asarray(array).astype(dtype, copy=False)
+    return np.array(array, dtype)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class ActionMapping:
             clip: likewise, `tf.clip_by_value`.
 
         Returns:
-            The same; members of the space, but for floats if neither `normalize` nor `clip` is set.
+            The same, as arrays of their own; members of the space, but for floats if neither
+            `normalize` nor `clip` is set.
         """
         pairs = zip(self.leaves, actions, strict=True)
         return [self.leaf_to_env(leaf, each, cast, clip) for leaf, each in pairs]
