@@ -299,6 +299,14 @@ def _play_exported(parser: _Parser) -> None:
     _add_device(parser)
 
 
+def _add_runtime(parser: _Parser) -> None:
+    """Adds how ONNX Runtime computes for many requests or rows."""
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
+    )
+    _add_device(parser)
+
+
 def _add_device(parser: _Parser) -> None:
     parser.add_argument(
         "--device",
@@ -361,9 +369,7 @@ def _serve(parser: _Parser) -> None:
         metavar="SECONDS",
         help="that a model may take for a batch, or for its trial when it is loaded (default 20)",
     )
-    parser.add_argument(
-        "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
-    )
+    _add_runtime(parser)
     parser.add_argument(
         "--drain-seconds",
         type=count,
@@ -371,7 +377,6 @@ def _serve(parser: _Parser) -> None:
         metavar="SECONDS",
         help="for which it answers after SIGTERM, but says that it is not ready (default 5)",
     )
-    _add_device(parser)
     parser.add_argument(
         "--control", action="store_true", help="let requests load and unload models"
     )
@@ -449,10 +454,7 @@ def _predict(parser: _Parser) -> None:
     parser.add_argument(
         "--batch", type=positive, metavar="ROWS", help="run together (default: 16 MB of them)"
     )
-    parser.add_argument(
-        "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
-    )
-    _add_device(parser)
+    _add_runtime(parser)
 
 
 def _tuned(parser: _Parser) -> None:

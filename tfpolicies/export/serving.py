@@ -1,4 +1,4 @@
-"""The serving function: acting with the weights, preprocessing and action pipeline inside.
+"""The serving function: acting with the weights, preprocessing and mapping of actions inside.
 
 An export has two signatures. `serving_default` is greedy; `sample` also takes `noise`
 `[B, noise_size]` and turns it into actions of the policy's distribution; its first columns are a

@@ -7,7 +7,7 @@ is not mistaken for an error of the next:
    where it has a memory;
 2. normalised actions and their log-probability are what the distribution makes of the artefact's
    inputs and of the noise;
-3. the environment's actions are what the action pipeline makes of the artefact's normalised ones.
+3. the environment's actions are what `ActionMapping` makes of the artefact's normalised ones.
 
 Two programs that compute the same in another order differ by rounding, which the comparison has to
 allow for, and nothing else. A difference counts relative to `max(1, |x|)`, |x| being the largest of

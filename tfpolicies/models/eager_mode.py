@@ -62,7 +62,7 @@ class EagerLock:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._modes.append(None if tf.executing_eagerly() else _enter_eager_mode())
+        self._modes.append(_enter_eager_mode())
 
     def __exit__(self, *error: Any) -> None:
         try:

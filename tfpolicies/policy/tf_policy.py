@@ -694,7 +694,7 @@ class TFPolicy(PolicyKind):
         web: bool = False,
         ort_web: str | os.PathLike[str] | None = None,
     ) -> ExportResult:
-        """Writes the whole policy, preprocessing and action pipeline included, for serving.
+        """Writes the whole policy, preprocessing and mapping of actions included, for serving.
 
         The export is run against the policy before it is reported as done. It leaves connectors
         out, and says so in the log.

@@ -118,14 +118,20 @@ class _Input(NamedTuple):
         """Of one row."""
         return _row_shape(self.port)
 
+    @property
+    def column_shape(self) -> tuple[int, ...]:
+        """Of one row of each column."""
+        return self.shape if len(self.names) == 1 else ()
+
     def read(self, batch: Any, first: int) -> np.ndarray:
         """Returns the input `[rows, ...]` for a batch whose first row has the number `first`.
 
         Raises:
             ObservationError: if a row does not fit.
         """
-        shape = self.shape if len(self.names) == 1 else ()
-        parts = [_Column(name, self.port, shape, first).read(batch) for name in self.names]
+        parts = [
+            _Column(name, self.port, self.column_shape, first).read(batch) for name in self.names
+        ]
         return np.stack(parts, axis=1).reshape(batch.num_rows, *self.shape)
 
 
@@ -153,8 +159,7 @@ class _Table(NamedTuple):
         for each in inputs:
             for name in each.names:
                 self._require_column(name, " Name others by --columns." if columns is None else "")
-                shape = each.shape if len(each.names) == 1 else ()
-                _require_type(name, self.schema.field(name).type, shape)
+                _require_type(name, self.schema.field(name).type, each.column_shape)
         return inputs
 
     def find_kept(self, keep: Sequence[str] | None) -> list[str]:
@@ -246,9 +251,7 @@ def _require_type(name: str, kind: Any, shape: tuple[int, ...]) -> None:
     """Checks that a column has numbers, or lists of them as deep as `shape` asks for."""
     from pyarrow import types
 
-    inner, depth = _without_extension(kind), 0
-    while _is_list(inner):
-        inner, depth = _without_extension(inner.value_type), depth + 1
+    inner, depth = _unwrap_lists(kind)
     is_numeric = types.is_boolean(inner) or types.is_integer(inner) or types.is_floating(inner)
     count = math.prod(shape)
     if not is_numeric or not (depth in (1, len(shape)) or (depth == 0 and count == 1)):
@@ -257,6 +260,14 @@ def _require_type(name: str, kind: Any, shape: tuple[int, ...]) -> None:
             f"Column {name!r:.200} must have {expected} in its rows, but is of the type "
             f"{kind!s:.200}."
         )
+
+
+def _unwrap_lists(kind: Any) -> tuple[Any, int]:
+    """Returns the type of the elements in lists of lists, and how deep these are; 0: none."""
+    inner, depth = _without_extension(kind), 0
+    while _is_list(inner):
+        inner, depth = _without_extension(inner.value_type), depth + 1
+    return inner, depth
 
 
 def _without_extension(kind: Any) -> Any:
@@ -299,9 +310,7 @@ class _Column(NamedTuple):
 
     def _sizes(self, kind: Any) -> tuple[int, ...]:
         """Returns the length of lists at each level of the column."""
-        depth, inner = 0, _without_extension(kind)
-        while _is_list(inner):
-            inner, depth = _without_extension(inner.value_type), depth + 1
+        _, depth = _unwrap_lists(kind)
         return self.shape if depth == len(self.shape) else (math.prod(self.shape),) * depth
 
     def _cast(self, numbers: np.ndarray, count: int) -> np.ndarray:
