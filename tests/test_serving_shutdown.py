@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -155,10 +156,14 @@ def test_a_server_that_drains_is_not_ready_but_answers_until_a_second_signal(
         assert time.monotonic() - began < 20  # else 600, and 30 more for what runs
 
 
-def test_a_server_whose_output_is_closed_drains_and_stops(folder):
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_server_whose_output_is_closed_drains_and_stops(folder, unbuffered):
     command = [sys.executable, "-m", "tfpolicies", "serve", folder, "--drain-seconds", "1"]
     process = subprocess.Popen(
-        [*command, "--port", "0", "--grpc-port", "0"], stdout=subprocess.PIPE, text=True
+        [*command, "--port", "0", "--grpc-port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )
     try:
         with process.stdout as output:

@@ -9,8 +9,8 @@ import atexit
 import os
 import sys
 
-from tfpolicies.cli.standard_files import open_standard_files
 from tfpolicies.system.signals import SignalEnd, Signals, say
+from tfpolicies.system.standard_files import open_standard_files
 
 TYPE_CHECKING = False  # as in `typing`
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tfpolicies.cli.settings import in_words
 from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
 from tfpolicies.system.signals import SignalEnd, what_happened
+from tfpolicies.system.standard_files import discard_output
 
 DONE, FELL_SHORT, USAGE, BROKE, NOT_FINITE, IN_USE = 0, 1, 2, 3, 4, 5
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -122,7 +123,5 @@ def flush_output(status: int) -> int:
         sys.stdout.flush()
     except (OSError, ValueError):
         status = PIPE_CLOSED if output_is_closed() and status in (DONE, FELL_SHORT) else status
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)  # or the interpreter would fail once more when it ends
-        os.close(nothing)
+        discard_output()
     return status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import threading
@@ -12,6 +11,8 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple, TextIO
 
 import orjson
+
+from tfpolicies.system.standard_files import discard_output
 
 REFUSED = "tfpolicies.refused"
 """Where the scope of a request has the status by which its connection refused the rest of it."""
@@ -53,7 +54,8 @@ class Log:
     """Writes lines, as text or as one JSON object each.
 
     Lines about requests are formatted and written by a thread, ten times a second, so that a reader
-    that is slow holds up no request. If too many wait, further ones are left out and counted.
+    that is slow holds up no request. If too many wait, further ones are left out and counted. Once
+    nobody reads standard output any more, lines go nowhere.
 
     Args:
         as_json: whether lines are JSON.
@@ -96,10 +98,9 @@ class Log:
             is_closed = self._is_closed.wait(_BETWEEN)
             requests = [self._waiting.popleft() for _ in range(len(self._waiting))]
             left_out, self._left_out = self._left_out, 0
-            with contextlib.suppress(OSError, ValueError):  # the output was closed
-                self._write([self._format(request) for request in requests])
-                if left_out:
-                    self(f"{left_out} requests have no line: the log was not read fast enough.")
+            self._write([self._format(request) for request in requests])
+            if left_out:
+                self(f"{left_out} requests have no line: the log was not read fast enough.")
 
     def _format(self, request: AnsweredRequest) -> str:
         path = request.path[:_LONGEST_PATH]
@@ -117,10 +118,15 @@ class Log:
         return orjson.dumps(record).decode()
 
     def _write(self, lines: list[str]) -> None:
-        if lines:
-            output = self._output or sys.stdout
+        if not lines:
+            return
+        output = self._output or sys.stdout
+        try:
             output.write("".join(f"{line}\n" for line in lines))  # at once: two threads write
             output.flush()
+        except (OSError, ValueError) as error:  # a server goes on, whoever closed its output
+            if self._output is None and isinstance(error, BrokenPipeError):
+                discard_output()
 
 
 def _iso(seconds: float) -> str:

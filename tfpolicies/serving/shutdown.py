@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import threading
@@ -66,11 +65,10 @@ class Shutdown:
         _exit_later(drain_seconds + GRACE + _LATEST_END, 1)
         asyncio.get_running_loop().call_later(drain_seconds, self.stop)
         if drain_seconds:
-            with contextlib.suppress(OSError):  # the output was closed
-                self._say(
-                    f"{what_happened(number)}: not ready from now on, answers for "
-                    f"{drain_seconds:g} more seconds (--drain-seconds). Once more ends it at once."
-                )
+            self._say(
+                f"{what_happened(number)}: not ready from now on, answers for {drain_seconds:g} "
+                "more seconds (--drain-seconds). Once more ends it at once."
+            )
 
     def stop(self) -> None:
         """Takes no more requests."""

@@ -22,3 +22,13 @@ def open_standard_files() -> None:
         if getattr(sys, name) is None:
             stream = open(descriptor, mode, closefd=False)  # noqa: SIM115 - it stays open
             setattr(sys, name, stream)
+
+
+def discard_output() -> None:
+    """Sends standard output, and what waits to be written there, to nothing: its reader is gone.
+
+    Otherwise each later flush would fail, the interpreter's last one as well.
+    """
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
