@@ -17,6 +17,7 @@ from tfpolicies.connectors import (
 )
 from tfpolicies.distributed import messages
 from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.rollout.policy_changes import PolicyAddition
 from tfpolicies.rollout.policy_connection import pipelines_of
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -202,5 +203,6 @@ def test_connectors_can_be_appended_where_a_policy_is_made():
     assert set(batch["rewards"].tolist()) == {1.0}
     worker, other = worker_with(Appends), worker_with(Appends)  # which is told of a new policy
     state = messages.acting_state(worker.get_policy())
-    messages.add_policy(other, "default_policy", state, messages.roster_of(other), made=True)
+    addition = PolicyAddition("default_policy", policy_state=state, calls_on_create=True)
+    messages.add_policy(other, addition, other.policies.mapping_and_trainable)
     assert list(map(len, pipelines_of(other.get_policy()))) == [1, 1]

@@ -427,7 +427,7 @@ def test_an_observation_filter_is_there_for_policies_written_by_hand(env):
 def test_a_filter_of_a_policy_written_by_hand_is_in_its_checkpoint(tmp_path):
     worker = worker_of(Watching, observation_filter="MeanStdFilter", reward_filter="MeanStdFilter")
     worker.sample()
-    worker.flush_filters()
+    worker.observation_filters.flush()
     policy = worker.get_policy()
     policy.export_checkpoint(tmp_path)
     loaded = Watching.from_checkpoint(tmp_path)

@@ -348,7 +348,7 @@ def test_the_mapping_is_asked_once_for_each_agent_and_episode():
 def test_a_new_mapping_is_for_episodes_that_begin_later():
     sampler = sampler_of(Staggered(), rollout_fragment_length=3)
     assert set(sampler.sample().policy_batches) == {"p"}
-    sampler.roster.policy_mapping_fn = lambda agent_id, episode, **kwargs: "q"
+    sampler.worker_policies.policy_mapping_fn = lambda agent_id, episode, **kwargs: "q"
     assert set(sampler.sample().policy_batches) == {"p"}  # steps 4 to 6 of 7
     assert set(sampler.sample().policy_batches) == {"p", "q"}
     assert set(sampler.sample().policy_batches) == {"q"}
@@ -376,7 +376,7 @@ def test_episodes_of_a_policy_that_was_removed_are_dropped_and_others_go_on(mode
         envs[1].script[6] = (("c",), {"c": 1.0}, END, GO)
         sampler.sample()
     del policies["p"]
-    sampler.roster.policy_mapping_fn = lambda agent_id, episode, **kwargs: "q"
+    sampler.worker_policies.policy_mapping_fn = lambda agent_id, episode, **kwargs: "q"
     batch = sampler.sample()
     assert set(batch.policy_batches) == {"q"}
     assert batch.env_steps() >= 10
@@ -408,7 +408,7 @@ def test_a_callback_may_remove_a_policy_in_the_middle_of_an_episode(mode, moment
         callbacks.times += 1
         if callbacks.times == 3:
             del policies["q"]
-            sampler.roster.policy_mapping_fn = lambda agent_id, episode, **kwargs: "p"
+            sampler.worker_policies.policy_mapping_fn = lambda agent_id, episode, **kwargs: "p"
             if again:
                 policies["q"] = Walker()
 
@@ -436,7 +436,7 @@ def test_rows_of_a_policy_removed_with_the_last_step_of_a_sample_are_not_handed_
     class Remover(DefaultCallbacks):
         def on_episode_end(self, **kwargs):
             if policies.pop("q", None) is not None:
-                sampler.roster.policy_mapping_fn = lambda agent_id, episode, **kwargs: "p"
+                sampler.worker_policies.policy_mapping_fn = lambda agent_id, episode, **kwargs: "p"
 
     sampler = sampler_of(
         Staggered(),
@@ -486,10 +486,10 @@ def test_an_observation_fn_that_gives_no_dict_is_named(found):
 
 
 def test_sampling_needs_running_episodes():
-    envs, roster = MultiAgentEnvironments([Staggered()]), SimpleNamespace(policy_mapping_fn=None)
+    envs, policies = MultiAgentEnvironments([Staggered()]), SimpleNamespace(policy_mapping_fn=None)
     rng = np.random.default_rng(0)
     with pytest.raises(UsageError, match="call reset"):
-        MultiAgentSampler(envs, {}, roster, fragment_length=8, rng=rng).sample()
+        MultiAgentSampler(envs, {}, policies, fragment_length=8, rng=rng).sample()
 
 
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])

@@ -384,7 +384,7 @@ def test_method_sync_filters():
     config = single_config().rollouts(observation_filter="MeanStdFilter")
     one, other = single(config), single(config.copy(copy_frozen=False))
     one.sample()
-    one.flush_filters()
+    one.observation_filters.flush()
     other.sync_filters(one.get_filters())
     (mine,), (theirs,) = (x.filters[DEFAULT_POLICY_ID].tensors() for x in (one, other))
     assert (mine.mean == theirs.mean).all()

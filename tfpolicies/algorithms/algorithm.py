@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import copy
 import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
-import numpy as np
 
 from tfpolicies import ported
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredAlgorithm
-from tfpolicies.algorithms.diagnosis import Diagnosis, RowSizes, Sampled, Trained
-from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
-from tfpolicies.algorithms.learn import Learned, as_count, learn
+from tfpolicies.algorithms.action_computation import compute_env_action, compute_env_actions
+from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
+from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
+from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm
+from tfpolicies.algorithms.config_completion import complete_config
+from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
+from tfpolicies.algorithms.evaluation_calls import EvaluationCalls
+from tfpolicies.algorithms.evaluator import Evaluator
+from tfpolicies.algorithms.learn import Learned, learn
+from tfpolicies.algorithms.learner_results import LearnerResultCheck
+from tfpolicies.algorithms.resolved_settings import record_resolved, warm_up_policies
 from tfpolicies.algorithms.results import Results
 from tfpolicies.algorithms.run_records import Goals
+from tfpolicies.algorithms.saving import save
+from tfpolicies.algorithms.train_batches import TrainBatches
+from tfpolicies.algorithms.trainable_check import TrainableCheck
 from tfpolicies.algorithms.tuned import require_tuned
-from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks, warn_of_unknown_methods
 from tfpolicies.config.idioms import (
@@ -33,40 +41,29 @@ from tfpolicies.config.idioms import (
     LEARN_ARGUMENTS,
     answering,
     missing_attribute,
-    positional_config,
     setting_answer,
 )
-from tfpolicies.config.multi_agent import is_surely_trained
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.sectioned import as_overrides
-from tfpolicies.distributed import messages
 from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.registry import env_name
 from tfpolicies.errors import (
     ConfigError,
     NonFiniteError,
-    UnknownPolicyError,
     UsageError,
-    near_matches,
 )
-from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
 from tfpolicies.models.work import limit_work
-from tfpolicies.policy import by_methods
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
-from tfpolicies.reporting.console import counted
+from tfpolicies.rollout.policy_changes import MappingAndTrainable
 from tfpolicies.rollout.rollout_worker import RolloutWorker
-from tfpolicies.rollout.roster import as_predicate
-from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
 
-_EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in evaluation
 _SHOWN = 10  # ids of policies that a message names
 
 
@@ -109,47 +106,35 @@ class Algorithm(metaclass=_AnsweringMeta):
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
     ) -> None:
-        if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
-            raise ConfigError(positional_config(type(self).__name__, config))
-        if not isinstance(config, AlgorithmConfig):
-            config = self.get_default_config().update_from_dict(config or {})
-        if not isinstance(config, self.config_class):
-            config = self._completed(config)
-        if env is not None:
-            config = _with_environment(config, env)
-        _require_restorable(config, type(self))
-        config.validate()
-        _require_spaces(config)
-        self._served: set[str] = set()  # ids of policies that were found to fit its training step
-        predicate = as_predicate(config.policies_to_train)
-        for policy_id, spec in config.policies.items():
-            if spec.policy_class is not None and is_surely_trained(policy_id, predicate):
-                self._require_served(policy_id, spec.policy_class)
+        config = complete_config(type(self), config, env)
+        check = TrainableCheck(type(self))
+        check.require_all(config)
         self.config = config
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
-        made = config["callbacks"]
-        self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
+        make_callbacks = config["callbacks"] or DefaultCallbacks
+        self.callbacks: DefaultCallbacks = make_callbacks()
         warn_of_unknown_methods(self.callbacks)
         self.workers = self._new_workers(config)
         self._check_environment()
         self.worker.flushes_filters = False
         self._evaluator = Evaluator(config, self._new_workers, self.worker)
+        self._evaluation = EvaluationCalls(self, self._evaluator)
+        self.policies = AlgorithmPolicies(self.workers, self._evaluator, check)
         self.iteration = 0
         self._results = Results(config)
         self.counters = self._results.counters
+        self._train_batches = TrainBatches(self.workers, self._results, check)
+        self._learner_check = LearnerResultCheck(self)
+        self._diagnosis = Diagnosis()
         self._stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one
         self.tells_of_unheld = True  # the first `save` does; a command has words of its own
         self._last_good: str | None = None  # the folder of the newest checkpoint without NaN
-        self._told_of_nan: set[str] = set()  # ids of policies written by hand
         self._warned_of_false = False  # as the result of a callback
-        self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
-        self._diagnosis, self._row_sizes = Diagnosis(), RowSizes()
-        self._last_evaluation: dict[str, Any] | None = None
         self.setup(config)
         self.warm_up()
-        self._resolve()
+        record_resolved(self)
         if config.evaluation_interval is not None or config.evaluation_num_workers:
             self._evaluator.prepare()
         self.callbacks.on_algorithm_init(algorithm=self)
@@ -175,51 +160,12 @@ class Algorithm(metaclass=_AnsweringMeta):
         """The iterations that were done, those before a restore included; `iteration`."""
         return self.iteration
 
-    def _completed(self, config: Any) -> AlgorithmConfig:
-        """Returns a general config with this algorithm's defaults where it says nothing.
-
-        Raises:
-            ConfigError: if it is the config of another algorithm.
-        """
-        if not issubclass(self.config_class, type(config)):
-            raise ConfigError(
-                f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
-                f"with {self.config_class.__name__}()."
-            )
-        return default_config(type(self)).update_from_dict(as_overrides(config))
-
     def _new_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
-        named = all(spec.policy_class is not None for spec in config.policies.values())
-        default_class = None if named else self.get_default_policy_class(config)
+        is_complete = all(spec.policy_class is not None for spec in config.policies.values())
+        default_class = None if is_complete else self.get_default_policy_class(config)
         workers = WorkerSet(config=config, default_policy_class=default_class, num_workers=count)
         workers.on_recreated = functools.partial(self._tell_of_recreated, workers)
         return workers
-
-    def _require_served(self, policy_id: str, kind: type) -> None:
-        """Checks that the training step gives a policy what its algorithm learns from.
-
-        Classes and training steps of the user's are let pass: they know best.
-
-        Raises:
-            ConfigError: if one of them replays rows and the other one does not.
-        """
-        is_ours = all(
-            place.partition(".")[0] == __package__.partition(".")[0]
-            for place in (kind.__module__, type(self).training_step.__module__)
-        )
-        replays = getattr(kind, "_replays", self._replays)
-        if not is_ours or replays == self._replays:
-            self._served.add(policy_id)
-            return
-        needs, does = "replayed rows and target networks", "only what was just sampled"
-        if self._replays:
-            needs, does = does, needs
-        raise ConfigError(
-            f"Policy {policy_id!r} is a {kind.__name__}, which learns from {needs}, but the "
-            f"training step of {type(self).__name__} has {does}. Leave it out of "
-            "`policies_to_train` and train it by an algorithm of its own, or override "
-            "`training_step`."
-        )
 
     def _check_environment(self) -> None:
         """Plays a few steps of an environment where the first worker that samples is.
@@ -285,13 +231,13 @@ class Algorithm(metaclass=_AnsweringMeta):
         Raises:
             ConfigError: if the algorithm has none.
         """
-        found = cls.policy_classes.get(config.framework_str)
-        if found is None:
+        policy_class = cls.policy_classes.get(config.framework_str)
+        if policy_class is None:
             raise ConfigError(
                 f"{cls.__name__} has no policy class for framework {config.framework_str!r}; set "
                 "`policy_classes`, or override `get_default_policy_class(config)`."
             )
-        return found
+        return policy_class
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> Any:
@@ -306,9 +252,9 @@ class Algorithm(metaclass=_AnsweringMeta):
             ConfigError: if Ray Tune is not installed, or for wrong settings.
         """
         if not isinstance(config, AlgorithmConfig):
-            made = default_config(cls)
-            known = {name: value for name, value in config.items() if name in made}
-            config = made.update_from_dict(known)
+            default = default_config(cls)
+            settings = {name: value for name, value in config.items() if name in default}
+            config = default.update_from_dict(settings)
         return resource_request(config)
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -335,19 +281,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             num_epochs: of an update.
             minibatch_size: likewise; None for one update of all rows that reports on each.
         """
-        several = self.workers.has_several_agents()
-        known = set()
-        for policy_id, policy in self.worker.policy_map.items():
-            program = policy.holding.program
-            if program in known:
-                continue
-            known.add(program)
-            if not self.worker.roster.trains(policy_id):
-                _ = policy.acting.inference
-            elif several:
-                policy.learning.resolve()
-            else:
-                policy.learning.warm_up(rows, num_epochs, minibatch_size)
+        warm_up_policies(self, rows, num_epochs, minibatch_size)
 
     # -- parts of a training step -------------------------------------------------------------
 
@@ -361,45 +295,12 @@ class Algorithm(metaclass=_AnsweringMeta):
         Steps are counted by `count_steps_by`. Returns the rows of policies that are trained on
         them, by policy id.
         """
-        started = time.perf_counter()
-        batches: list[SampleBatch | MultiAgentBatch] = []
-        steps = 0
-        while steps < least:
-            sampled = self.workers.sample_ready() if self.overlaps else self.workers.sample()
-            found = [batch.decompress_if_needed() for batch in sampled]
-            batches += found
-            steps += sum(map(self._steps_of, found))
-        whole = concat_samples(batches).as_multi_agent()
-        self.counters["num_env_steps_sampled"] += whole.env_steps()
-        self.counters["num_agent_steps_sampled"] += whole.agent_steps()
-        trained = {
-            policy_id: batch
-            for policy_id, batch in whole.policy_batches.items()
-            if policy_id in self.worker.policy_map and self.worker.roster.trains(policy_id, whole)
-        }
-        for policy_id in trained.keys() - self._served:
-            policy = self.get_policy(policy_id)
-            if not policy.holding.is_frozen:
-                self._require_served(policy_id, type(policy))
-        for policy_id, batch in trained.items():
-            self._row_sizes.measure(policy_id, batch)
-        agent_steps = sum(batch.count for batch in trained.values())
-        self._env_share = whole.env_steps() / max(1, agent_steps)
-        self._results.spent("sample", started)
-        return trained
-
-    def _steps_of(self, batch: SampleBatch | MultiAgentBatch) -> int:
-        by_agents = self.config.count_steps_by == "agent_steps"
-        return batch.agent_steps() if by_agents else batch.env_steps()
+        return self._train_batches.sample(least, while_learning=self.overlaps)
 
     def expected_train_batch_rows(self) -> int:
         """Returns the rows that `sample_train_batch` gives when episodes do not decide."""
-        rows = self.expected_rows_per_sample()
+        rows = self.workers.rows_per_sample()
         return -(-self.config.train_batch_size // rows) * rows
-
-    def expected_rows_per_sample(self) -> int:
-        """Returns the rows of one fragment of each environment of all workers."""
-        return self.workers.rows_per_sample()
 
     # -- training -----------------------------------------------------------------------------
 
@@ -424,13 +325,9 @@ class Algorithm(metaclass=_AnsweringMeta):
         """
         self._require_running()
         self._results.begin()
-        self._row_sizes.begin()
+        self._train_batches.row_sizes.begin()
         learner: dict[str, Any] = {}
-        evaluation, interval = None, self.config.evaluation_interval
-        due = interval is not None and (self.iteration + 1) % interval == 0
-        if due and self.config.evaluation_parallel_to_training:
-            self.callbacks.on_evaluate_start(algorithm=self)
-            evaluation = self._evaluator.start()
+        evaluation = self._evaluation.start()
         while True:
             learner = self._learn_and_sync() or learner
             if self._results.has_done_enough():
@@ -438,13 +335,13 @@ class Algorithm(metaclass=_AnsweringMeta):
         self.iteration += 1
         result = self._results.result(self.iteration, learner, self.workers)
         self._diagnose(result, learner)
-        if evaluation is not None:
-            evaluation.training_is_over.set()
-            result.update(self._evaluated(evaluation.played.result(), self._evaluator))
-        elif due:
-            result.update(self.evaluate())
-        elif self.config.always_attach_evaluation_results and self.evaluation_workers is not None:
-            result["evaluation"] = self._last_evaluation or self._evaluator.no_metrics()
+        self._evaluation.add_to(result, evaluation)
+        self._report(result)
+        self._last_result = result
+        return result
+
+    def _report(self, result: dict[str, Any]) -> None:
+        """Hands the result of an iteration to callbacks and to the tasks of environments."""
         on_train_result: Callable[..., Any] = self.callbacks.on_train_result
         if on_train_result(algorithm=self, result=result) is False and not self._warned_of_false:
             self._warned_of_false = True
@@ -456,8 +353,6 @@ class Algorithm(metaclass=_AnsweringMeta):
         if self.config.env_task_fn is not None:
             tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
             self.workers.foreach_worker(tell)
-        self._last_result = result
-        return result
 
     @answering(lambda _, name: LEARN_ARGUMENTS.get(name, ""))
     def learn(
@@ -536,7 +431,7 @@ class Algorithm(metaclass=_AnsweringMeta):
     def _learn_and_sync(self) -> dict[str, Any]:
         started, seconds = time.perf_counter(), self._results.seconds
         sampled_before = seconds["sample"]
-        learner = self._trained()
+        learner = self._train_once()
         sampling = seconds["sample"] - sampled_before
         learning = time.perf_counter() - started - sampling
         policies = self.worker.policy_map
@@ -545,7 +440,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         seconds["load"] += loading
         seconds["learn"] += learning - loading
         trained = sum(result.get("num_agent_steps_trained", 0) for result in learner.values())
-        self.counters["num_env_steps_trained"] += round(trained * self._env_share)
+        self.counters["num_env_steps_trained"] += round(trained * self._train_batches.env_share)
         self.counters["num_agent_steps_trained"] += trained
         updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
         steps = self.counters[f"num_{self._results.unit}_sampled"]
@@ -556,11 +451,11 @@ class Algorithm(metaclass=_AnsweringMeta):
         self._results.spent("sync", learned)
         return learner
 
-    def _trained(self) -> dict[str, Any]:
+    def _train_once(self) -> dict[str, Any]:
         """Does a training step; says where and when if it gives what is not finite."""
         try:
             learner = self.training_step()
-            self._check_learner(learner)
+            self._learner_check.check(learner)
         except NonFiniteError as error:
             error.iteration, error.checkpoint = self.iteration + 1, self._last_good
             saved = "there is no good checkpoint yet"
@@ -569,51 +464,6 @@ class Algorithm(metaclass=_AnsweringMeta):
             error.add(f"It happened in iteration {error.iteration}; {saved}.")
             raise
         return learner
-
-    def _check_learner(self, learner: Any) -> None:
-        """Looks at what a training step gave.
-
-        Raises:
-            UsageError: if it is no dict of results by policy id.
-            NonFiniteError: see `_check_result`.
-        """
-        known = self.worker.policy_map
-        if not isinstance(learner, Mapping) or not all(pid in known for pid in learner):
-            raise UsageError(
-                f"{type(self).__name__}.training_step must return a dict with the results of "
-                f"policies by their ids, such as what super().training_step() returns, or {{}}; "
-                f"got {learner!r:.200}. Put numbers of your own into the result in the callback "
-                "on_train_result."
-            )
-        for policy_id, result in learner.items():
-            by_methods.updated(known.handle(policy_id), "learn_on_batch", result)
-            self._check_result(policy_id, result)
-
-    def _check_result(self, policy_id: str, result: Mapping[str, Any]) -> None:
-        """Looks at the losses that a policy reports which learns in its own way.
-
-        Raises:
-            NonFiniteError: if one is not finite; what the policy made of it stays.
-        """
-        policy = self.worker.policy_map.handle(policy_id)
-        if policy.learning.finds_non_finite:
-            return  # it looked at more than that
-        stats = result.get("learner_stats") or {}
-        found = first_bad({name: x for name, x in stats.items() if "loss" in name})
-        if found is None:
-            return
-        term = "{} ({})".format(*found)
-        what = f"The update of policy {policy_id!r} is not finite: it reports {term}."
-        if policy.config.get("on_nan", self.config.on_nan) == "stop":
-            error = NonFiniteError(
-                f"{what} It learns in its own way, so what it made of that is left as it is; "
-                "debugging(on_nan='warn') goes on."
-            )
-            error.term, error.policy_id = term, policy_id
-            raise error
-        if policy_id not in self._told_of_nan:
-            self._told_of_nan.add(policy_id)
-            logger.warning("%s Training goes on, as on_nan='warn' says.", what)
 
     def _diagnose(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
         """Says what an iteration shows to be wrong with the run."""
@@ -628,7 +478,7 @@ class Algorithm(metaclass=_AnsweringMeta):
                     of.config,
                     of.action_space,
                     result,
-                    *self._row_sizes.of(pid),
+                    *self._train_batches.row_sizes.of(pid),
                 )
                 for pid, each in learner.items()
                 for of in [policies.handle(pid)]
@@ -676,65 +526,7 @@ class Algorithm(metaclass=_AnsweringMeta):
                 `custom_evaluation_function` returns no dict, or after `stop`.
         """
         self._require_running()
-        if not (duration_fn is None or callable(duration_fn)):
-            raise UsageError(
-                f"duration_fn must be a function or None, got {duration_fn!r:.200}. To play "
-                "20 episodes, write evaluate(episodes=20)."
-            )
-        if episodes is not None:
-            if duration_fn is not None:
-                raise UsageError("Give either duration_fn or episodes to evaluate, not both.")
-            episodes = as_count("episodes", episodes)
-        self.callbacks.on_evaluate_start(algorithm=self)
-        with self._evaluator_for(episodes, explore, env=env, seed=seed) as evaluator:
-            own = self.config.custom_evaluation_function
-            if own is None:
-                return self._evaluated(evaluator.play(duration_fn, episodes), evaluator)
-            workers = evaluator.prepare()
-            workers.follow(self.worker)
-            metrics = own(self, workers)
-        if not isinstance(metrics, dict):
-            name = getattr(own, "__qualname__", repr(own))
-            raise UsageError(
-                f"custom_evaluation_function {name} must return a dict of metrics, got "
-                f"{metrics!r:.200}; end it with `return summarize_episodes(episodes)`, or with "
-                "a dict of your own."
-            )
-        return self._announced(metrics)
-
-    @contextlib.contextmanager
-    def _evaluator_for(
-        self, episodes: int | None, explore: bool | None, **changes: Any
-    ) -> Iterator[Evaluator]:
-        """Yields what evaluates as one call asks for: the usual evaluator, or another one."""
-        usual = self._evaluator
-        explore = usual.explore if explore is None else explore
-        changes = {name: value for name, value in changes.items() if value is not None}
-        if changes:
-            if episodes is not None:
-                changes |= {"evaluation_duration": episodes, "evaluation_duration_unit": "episodes"}
-            evaluator = usual.changed(changes, explore)
-            try:
-                yield evaluator
-            finally:
-                evaluator.stop()
-            return
-        before, usual.explore = usual.explore, explore
-        try:
-            yield usual
-        finally:
-            usual.explore = before
-
-    def _evaluated(self, played: Played, evaluator: Evaluator) -> dict[str, dict[str, Any]]:
-        workers = evaluator.prepare()
-        workers.tell_of_recreated()
-        return self._announced(as_metrics(played, workers))
-
-    def _announced(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        self._last_evaluation = metrics
-        found = {"evaluation": metrics}
-        self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=found)
-        return found
+        return self._evaluation.evaluate(duration_fn, episodes, explore, env=env, seed=seed)
 
     # -- policies and actions -----------------------------------------------------------------
 
@@ -787,17 +579,11 @@ class Algorithm(metaclass=_AnsweringMeta):
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
-        before = messages.roster_of(self.worker)
-        predicate = before.policies_to_train if policies_to_train is None else policies_to_train
-        kind = policy_cls if policy is None else type(policy)
-        is_frozen = policy is not None and policy.holding.is_frozen
-        is_trained = not is_frozen and is_surely_trained(policy_id, as_predicate(predicate))
-        if kind is not None and is_trained:
-            self._require_served(policy_id, kind)
-        added = self.workers.add_policy(
+        return self.policies.add(
             policy_id,
             policy_cls,
             policy,
+            evaluation_workers=evaluation_workers,
             observation_space=observation_space,
             action_space=action_space,
             config=config,
@@ -806,18 +592,6 @@ class Algorithm(metaclass=_AnsweringMeta):
             policies_to_train=policies_to_train,
             module_spec=module_spec,
         )
-        if evaluation_workers and self.evaluation_workers is not None:
-            try:
-                self.evaluation_workers.add_policy(
-                    policy_id,
-                    policy=self._evaluator.copy_of(added, policy_id),
-                    policy_mapping_fn=policy_mapping_fn,
-                )
-            except BaseException:
-                self.workers.set_roster(*before)
-                self.workers.remove_policy(policy_id)
-                raise
-        return added
 
     def remove_policy(
         self,
@@ -839,25 +613,9 @@ class Algorithm(metaclass=_AnsweringMeta):
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
             UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
-        others = self.evaluation_workers if evaluation_workers else None
-        if others is not None:
-            others.require_unmapped(policy_id, policy_mapping_fn)
-        self.workers.remove_policy(
-            policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        self.policies.remove(
+            policy_id, policy_mapping_fn, policies_to_train, evaluation_workers=evaluation_workers
         )
-        if others is not None and policy_id in others.local_worker().policy_map:
-            others.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
-
-    def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
-        """Sets in all workers which policy acts for which agent, and which are trained.
-
-        Args:
-            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
-            policies_to_train: their ids, or `f(policy_id, batch=None)`; None for all.
-        """
-        predicate = as_predicate(policies_to_train)
-        self.workers.set_roster(policy_mapping_fn, predicate)
-        self._evaluator.set_roster(policy_mapping_fn, predicate)
 
     def get_weights(self, policies: Any = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all or of those named."""
@@ -908,25 +666,23 @@ class Algorithm(metaclass=_AnsweringMeta):
             UnknownPolicyError: if there is no such policy.
         """
         del info, episodes
-        found = {
-            agent: self.compute_single_action(
-                observation,
-                None if state is None else state[agent],
-                prev_action=None if prev_action is None else prev_action[agent],
-                prev_reward=None if prev_reward is None else prev_reward[agent],
-                policy_id=policy_id,
-                full_fetch=True,
-                explore=explore,
-                timestep=timestep,
-                unsquash_action=unsquash_actions,
-                clip_action=clip_actions,
-            )
-            for agent, observation in observations.items()
+        common = {
+            "policy_id": policy_id,
+            "full_fetch": True,
+            "explore": explore,
+            "timestep": timestep,
+            "unsquash_action": unsquash_actions,
+            "clip_action": clip_actions,
         }
-        actions, states, extras = (
-            {agent: each[i] for agent, each in found.items()} for i in range(3)
+        return compute_env_actions(
+            self.compute_single_action,
+            observations,
+            full_fetch=full_fetch,
+            common=common,
+            state=state,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
         )
-        return (actions, states, extras) if full_fetch or state else actions
 
     def compute_single_action(
         self,
@@ -967,38 +723,21 @@ class Algorithm(metaclass=_AnsweringMeta):
             UsageError: if both or neither of `observation` and `input_dict` are given, or if a
                 connector remembers something of running episodes.
         """
-        policy = self._known_policy(policy_id)
-        if (observation is None) == (input_dict is None):
-            raise UsageError("Give either observation or input_dict to compute_single_action.")
-        if policy.agent_connectors:
-            if input_dict is None:
-                observation = policy.agent_connectors.seen(observation)
-            else:
-                input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
-        action, states, extras = policy.compute_single_action(
+        return compute_env_action(
+            self.policies.get(policy_id),
             observation,
             state,
+            input_dict=input_dict,
+            full_fetch=full_fetch,
+            unsquash=unsquash_action,
+            clip=clip_action,
             prev_action=prev_action,
             prev_reward=prev_reward,
             info=info,
-            input_dict=input_dict,
             episode=episode,
             explore=explore,
             timestep=timestep,
         )
-        action = policy.env_action(action, unsquash=unsquash_action, clip=clip_action)
-        if policy.action_connectors:
-            action = policy.action_connectors.done(action)
-        return (action, states, extras) if full_fetch or states else action
-
-    def _known_policy(self, policy_id: str) -> Any:
-        policy = self.worker.get_policy(policy_id)
-        if policy is None:
-            known = sorted(self.worker.policy_map)
-            raise UnknownPolicyError(
-                f"No policy {policy_id!r}; there are {known}.{near_matches(policy_id, known)}"
-            )
-        return policy
 
     def export_policy_model(
         self,
@@ -1019,7 +758,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             UnknownPolicyError: if there is no such policy.
             ExportError: if the policy cannot be exported; the folder is then as it was.
         """
-        return self._known_policy(policy_id).export_model(export_dir, onnx, **form)
+        return self.policies.get(policy_id).export_model(export_dir, onnx, **form)
 
     def export_policy_checkpoint(
         self, export_dir: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
@@ -1030,7 +769,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             UnknownPolicyError: if there is no such policy; also a KeyError.
             CheckpointError: if it cannot be written.
         """
-        self._known_policy(policy_id).export_checkpoint(export_dir)
+        self.policies.get(policy_id).export_checkpoint(export_dir)
 
     def import_policy_model_from_h5(
         self, import_file: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
@@ -1044,7 +783,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             UnknownPolicyError: if there is no such policy; also a KeyError.
             ModelImportError: if the file is damaged or does not fit; nothing is changed then.
         """
-        report = self._known_policy(policy_id).import_model_from_h5(import_file)
+        report = self.policies.get(policy_id).import_model_from_h5(import_file)
         self.workers.sync_weights([policy_id])
         return report
 
@@ -1083,29 +822,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             CheckpointError: if it cannot be written.
             ExportError: if a SavedModel cannot be written; the checkpoint is there.
         """
-        folder = resolve_path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
-        record = checkpoints.record_of(self, policy_states)
-        record.write(folder)
-        if self.config.export_native_model_files:
-            checkpoints.export_models(self.worker.policy_map, record, folder, policy_states or {})
-        if record.manifest["finite"] and not policy_states:
-            self._last_good = str(folder)
-        stored = record.stored(repr(str(folder)))
-        settings, functions = checkpoints.held_back(self, stored)
-        unheld = stored.unheld()
-        if unheld is not None and self.tells_of_unheld:
-            self.tells_of_unheld = False
-            logger.warning(
-                "When you load this checkpoint, give these again, since no file chooses what is "
-                "imported: %s. Call %s.%s.",
-                unheld.names,
-                type(self).__name__,
-                unheld.call,
-            )
-        if self.config.new_episodes_at_checkpoint:
-            self.workers.foreach_worker(messages.begin_episodes)
-        path = checkpoints.SavedPath(str(folder), settings, messages.Roster(**functions))
-        return SaveResult(SavedCheckpoint(path), self._last_result)
+        return SaveResult(save(self, checkpoint_dir, policy_states), self._last_result)
 
     def restore(
         self,
@@ -1190,7 +907,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         """
         written = path_of(checkpoint)
         folder = resolve_path(written)
-        functions = messages.Roster(policy_mapping_fn, policies_to_train)
+        functions = MappingAndTrainable(policy_mapping_fn, policies_to_train)
         given = checkpoints.given_again(checkpoint, functions, config)
         algorithm: Algorithm = StoredAlgorithm.read(written, policy_ids, *given).algorithm(
             cls,
@@ -1211,18 +928,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             UsageError: if the state does not say of which class and config it is.
             WeightsError: if the state of a policy does not fit; also see `__setstate__`.
         """
-        kind, config = (state.get(name) for name in ("algorithm_class", "config"))
-        if kind is None or config is None:
-            raise UsageError(
-                "A state of an algorithm must have 'algorithm_class' and 'config', as "
-                f"`algorithm.__getstate__()` gives it; got the keys {sorted(state)}."
-            )
-        algorithm: Algorithm = kind(config.copy(copy_frozen=False))
-        try:
-            algorithm.__setstate__(state)
-        except BaseException:
-            algorithm.stop()
-            raise
+        algorithm: Algorithm = build_from_state(state)
         return algorithm
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -1243,17 +949,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         buffer if `store_buffer_in_checkpoints`), and `eval_policy_mapping_fn` where there are
         workers that evaluate. `save` holds more: running episodes.
         """
-        evaluating = self.evaluation_worker
-        mapping = {} if evaluating is None else {_EVALUATED_BY: evaluating.policy_mapping_fn}
-        return {
-            **mapping,
-            "algorithm_class": type(self),
-            "config": self.config.copy(),
-            "worker": self.worker.get_state(),
-            "counters": dict(self.counters),
-            "training_iteration": self.iteration,
-            "extra": self.get_extra_state(),
-        }
+        return make_state(self)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Restores what `__getstate__` returned, here and in remote workers.
@@ -1265,31 +961,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             WeightsError: if the state of a policy does not fit; likewise.
             CheckpointError: if what a subclass keeps does not fit; likewise.
         """
-        worker, iteration = state["worker"], int(state["training_iteration"])
-        worker = checkpoints.with_configured_numbers(self.worker, worker)
-        counters, before = dict(state["counters"]), self.worker.get_state()
-        self.worker.set_state(worker)
-        try:
-            if "extra" in state:
-                self.set_extra_state(state["extra"])
-        except BaseException:
-            self.worker.set_state(before)
-            raise
-        self.counters.update(counters)
-        self.iteration = iteration
-        self.workers.align(new_episodes=True)
-        if _EVALUATED_BY in state and self.evaluation_workers is not None:
-            roster = messages.roster_of(self.evaluation_workers.local_worker())
-            self.evaluation_workers.set_roster(state[_EVALUATED_BY], roster[1])
-
-    def progress(self) -> dict[str, Any]:
-        """Returns the counters of the run, for a checkpoint."""
-        return self._results.progress(self.iteration)
-
-    def set_progress(self, progress: Mapping[str, Any]) -> None:
-        """Restores what `progress` returned."""
-        self.iteration = progress["iteration"]
-        self._results.set_progress(progress)
+        restore_state(self, state)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what a subclass adds to checkpoints: JSON values and arrays, nested in dicts."""
@@ -1302,79 +974,8 @@ class Algorithm(metaclass=_AnsweringMeta):
             CheckpointError: if it does not fit; nothing is changed then.
         """
 
-    def restore_evaluation(
-        self, seeds_used: int, generators: Mapping[str, np.random.Generator]
-    ) -> None:
-        """Lets evaluations continue with the seeds and noise of a checkpoint."""
-        worker = self._evaluator.prepare().local_worker()
-        worker.seeds_used = seeds_used
-        for policy_id, rng in generators.items():
-            generator = worker.policy_map.handle(policy_id).holding.generator
-            if generator is not None:
-                generator.bit_generator.state = rng.bit_generator.state
-
     def stop(self) -> None:
         """Closes the environments; may be called again."""
         self.workers.stop()
         self._evaluator.stop()
         self._stopped = True
-
-    def _resolve(self) -> None:
-        """Keeps in the config what every "auto" became, and says it in one line."""
-        envs = self.workers.num_envs()
-        length = self.config.fragment_length(envs)
-        self.config.record_resolved(rollout_fragment_length=length)
-        found = [self.worker.get_policy(), *self.worker.policy_map.values()]
-        resolved = (each for each in found if each is not None and each.acting.inference)
-        policy = next(resolved, None)  # the default one, or the first there is
-        if policy is None:
-            return
-        inference = policy.acting.inference
-        self.config.record_resolved(inference=inference, jit_compile=policy.config["jit_compile"])
-        if self.config.log_level != "ERROR":
-            print(
-                f"{type(self).__name__}: acting through {inference}, learning through "
-                f"{policy.learning.compiled_as}, "
-                f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
-            )
-
-
-def _require_restorable(config: AlgorithmConfig, algorithm: type[Algorithm]) -> None:
-    """Checks that a config has no setting that a checkpoint of the algorithm could not bring back.
-
-    Raises:
-        ConfigError: naming a setting that the default config of the algorithm lacks.
-    """
-    if type(config) is algorithm.config_class:
-        return
-    default = default_config(algorithm)
-    known, given = type(default).__name__, type(config).__name__
-    beyond = [name for name in config.to_dict() if name not in default]
-    if beyond:
-        raise ConfigError(
-            f"{given} has the setting {beyond[0]!r}, but the config of {algorithm.__name__} is "
-            f"{known}, which has no such setting, so that no checkpoint could be restored. "
-            f"Subclass {algorithm.__name__}, set `config_class = {given}` in it (or "
-            f'`later("{given}")` if the config is defined further down), and build that class.'
-        )
-
-
-def _require_spaces(config: AlgorithmConfig) -> None:
-    """Checks that there is an environment, or else what policies observe and how they act."""
-    given = config.observation_space is not None and config.action_space is not None
-    if config.env is None and not given and not config.is_multi_agent():
-        raise ConfigError(
-            "An algorithm needs an environment: config.environment('CartPole-v1'), or a class "
-            "of your own. One that only acts, evaluates or learns from your batches needs "
-            "config.environment(observation_space=..., action_space=...)."
-        )
-
-
-def _with_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:
-    """Returns a copy of a config with an environment, which must be its only one."""
-    if config.env not in (None, env):
-        raise ConfigError(
-            f"env must be given once: it is {env!r} as an argument and {config.env!r} in the "
-            "config."
-        )
-    return config.copy(copy_frozen=False).environment(env)

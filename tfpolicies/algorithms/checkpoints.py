@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tfpolicies.algorithms.run_state import MALFORMED, run_state
+from tfpolicies.algorithms.run_state import MALFORMED, get_progress, run_state, set_progress
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
@@ -34,7 +34,6 @@ from tfpolicies.config.stored_settings import (
     ROSTER,
     decode_settings,
 )
-from tfpolicies.distributed.messages import Roster, roster_of
 from tfpolicies.distributed.tune import default_config
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.vector import Environments
@@ -52,6 +51,8 @@ from tfpolicies.policy.checkpoints import (
     with_configured_hyperparameters,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
+from tfpolicies.rollout.policy_changes import MappingAndTrainable
+from tfpolicies.rollout.worker_state import restore_sampling
 from tfpolicies.storage.array_places import take_arrays
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -81,9 +82,11 @@ class SavedPath(str):
     """
 
     settings: dict[str, Any]
-    functions: Roster
+    functions: MappingAndTrainable
 
-    def __new__(cls, folder: str, settings: dict[str, Any], functions: Roster) -> SavedPath:
+    def __new__(
+        cls, folder: str, settings: dict[str, Any], functions: MappingAndTrainable
+    ) -> SavedPath:
         made = super().__new__(cls, folder)
         made.settings, made.functions = settings, functions
         return made
@@ -153,10 +156,10 @@ def record_of(
         "algorithm_class": encode_value(type(algorithm)),
         "config": encode_config(algorithm.config.to_dict()),
         "automatic": algorithm.config.automatic(),
-        "progress": encode_value(algorithm.progress()),
-        "roster": _roster_record(worker.roster),
+        "progress": encode_value(get_progress(algorithm)),
+        "roster": _roles_record(worker.policies),
         "worker": {
-            "seeds_used": worker.seeds_used,
+            "seeds_used": worker.seeds.used,
             "rng": None if worker.sampler is None else encode_generator(worker.sampler.rng),
             "global_vars": encode_value(worker.global_vars),
             "sampler": sampler_state,
@@ -168,7 +171,7 @@ def record_of(
     policies = {
         pid: policy_part(policy, instead.get(pid))
         for pid, policy in worker.policy_map.items()
-        if not only or worker.roster.trains(pid)
+        if not only or worker.policies.trains(pid)
     }
     manifest["finite"] = all(part.manifest["finite"] for part in policies.values())
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
@@ -212,23 +215,28 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
     record = record_of(algorithm)
     manifest, arrays, policies, segments = record
     stored = record.stored(repr(algorithm))
-    given, roster = held_back(algorithm, stored)
+    given, functions = held_back(algorithm, stored)
     given = travelling(given)
     kind = type(algorithm)
-    require_named({"the class of the algorithm": kind, "config": given, **roster})
+    require_named({"the class of the algorithm": kind, "config": given, **functions})
     for pid in policies.keys() - algorithm.config.policies.keys():
         _require_known_class(pid, policies[pid])
     frozen = {pid: frozen_part(part) for pid, part in policies.items()}
     whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
-    return _unpickled, (kind, whole, frozen, given, roster, segments)
+    return _unpickled, (kind, whole, frozen, given, functions, segments)
 
 
 def held_back(algorithm: Any, stored: StoredAlgorithm) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns, by name, the settings and the functions of an algorithm that no file can hold."""
     settings = algorithm.config.to_dict()
-    functions = zip(Roster._fields, stored.functions, roster_of(algorithm.worker), strict=True)
-    roster = {name: own for name, held, own in functions if isinstance(held, Missing)}
-    return {name: settings[name] for name in stored.missing_settings()}, roster
+    present = algorithm.worker.policies.mapping_and_trainable._asdict()
+    stored_functions = stored.functions._asdict()
+    functions = {
+        name: function
+        for name, function in present.items()
+        if isinstance(stored_functions[name], Missing)
+    }
+    return {name: settings[name] for name in stored.missing_settings()}, functions
 
 
 def _require_known_class(policy_id: str, part: PolicyPart) -> None:
@@ -241,10 +249,12 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
         )
 
 
-def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any, segments: Any) -> Any:
+def _unpickled(
+    kind: Any, whole: Any, policies: Any, given: Any, functions: Any, segments: Any
+) -> Any:
     source = f"A pickled {kind.__name__}"
     checkpoint = checkpoint_of(whole, policies, segments)
-    stored = StoredAlgorithm(checkpoint, source, Roster(**roster), arrived(given))
+    stored = StoredAlgorithm(checkpoint, source, MappingAndTrainable(**functions), arrived(given))
     return stored.algorithm(kind, allow_non_finite=True, model_work_limit=math.inf)
 
 
@@ -260,12 +270,12 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return {"envs": envs, "running": encode_value(take_arrays(state, arrays))}, arrays
 
 
-def _roster_record(roster: Any) -> dict[str, Any]:
+def _roles_record(policies: Any) -> dict[str, Any]:
     """Returns which policy acts for whom and which are trained; functions as import paths."""
-    to_train = roster.is_policy_to_train
+    to_train = policies.is_policy_to_train
     ids = getattr(to_train, "ids", None)
     return {
-        "policy_mapping_fn": encode_value(roster.policy_mapping_fn),
+        "policy_mapping_fn": encode_value(policies.policy_mapping_fn),
         "policies_to_train": encode_value(to_train if ids is None else sorted(ids)),
     }
 
@@ -275,15 +285,15 @@ def _evaluation_record(worker: Any) -> Any:
         return None
     own = {pid: policy.holding.generator for pid, policy in worker.policy_map.items()}
     generators = {pid: encode_generator(rng) for pid, rng in own.items() if rng is not None}
-    return {"seeds_used": worker.seeds_used, "rngs": generators}
+    return {"seeds_used": worker.seeds.used, "rngs": generators}
 
 
-_NOTHING = Roster()
+_NOTHING = MappingAndTrainable()
 
 
 def given_again(
-    checkpoint: Any, functions: Roster, overrides: Mapping[str, Any] | None
-) -> tuple[Roster, dict[str, Any]]:
+    checkpoint: Any, functions: MappingAndTrainable, overrides: Mapping[str, Any] | None
+) -> tuple[MappingAndTrainable, dict[str, Any]]:
     """Returns the functions and settings to take instead of stored ones.
 
     Args:
@@ -292,19 +302,21 @@ def given_again(
         overrides: likewise; functions may be among them.
     """
     settings = dict(overrides or {})
-    named = {name: settings.pop(name, None) for name in Roster._fields}
+    named = {name: settings.pop(name, None) for name in MappingAndTrainable._fields}
     found = getattr(checkpoint, "checkpoint", checkpoint)
     path = getattr(found, "path", found)
-    functions = _first_given(functions, Roster(**named))
+    functions = _first_given(functions, MappingAndTrainable(**named))
     if not isinstance(path, SavedPath):
         return functions, settings
     return _first_given(functions, path.functions), {**path.settings, **settings}
 
 
-def _first_given(chosen: Roster, otherwise: Roster) -> Roster:
-    """Returns the functions of one roster, and of another one where it has None."""
+def _first_given(
+    chosen: MappingAndTrainable, otherwise: MappingAndTrainable
+) -> MappingAndTrainable:
+    """Returns chosen functions, and others where there are none."""
     pairs = zip(chosen, otherwise, strict=True)
-    return Roster(*(other if own is None else own for own, other in pairs))
+    return MappingAndTrainable(*(other if own is None else own for own, other in pairs))
 
 
 class Unheld(NamedTuple):
@@ -333,7 +345,7 @@ class StoredAlgorithm:
 
     checkpoint: Checkpoint
     source: str
-    given: Roster = _NOTHING
+    given: MappingAndTrainable = _NOTHING
     overrides: Mapping[str, Any] | None = None
 
     @classmethod
@@ -370,19 +382,19 @@ class StoredAlgorithm:
     # -- what a file cannot hold --------------------------------------------------------------
 
     @property
-    def functions(self) -> Roster:
-        """The roster, with a `Missing` for a function that the file may not name."""
+    def functions(self) -> MappingAndTrainable:
+        """Who acts and who is trained; a `Missing` for a function that the file may not name."""
         stored = self.checkpoint.manifest["roster"]
         found = {
             name: admitted(decode_value(stored[name]), ROSTER[name]) if value is None else value
             for name, value in self.given._asdict().items()
         }
-        return Roster(**found)
+        return MappingAndTrainable(**found)
 
     def missing_settings(self) -> dict[str, dict[str, Missing]]:
-        """Returns, by setting and place in it, what the config lacks; the roster stands apart."""
+        """Returns, by setting and place in it, what the config lacks, but for such functions."""
         record = {**self.checkpoint.manifest["config"], "keras": None}
-        overrides = {**dict.fromkeys(Roster._fields), **(self.overrides or {})}
+        overrides = {**dict.fromkeys(MappingAndTrainable._fields), **(self.overrides or {})}
         config = overridden_config(record, overrides, self.source, ALGORITHM_SETTINGS)
         settings = {name: find_missing(value) for name, value in config.items()}
         return {name: missing for name, missing in settings.items() if missing}
@@ -393,8 +405,8 @@ class StoredAlgorithm:
         These are functions and classes of other packages than this one, and what has no import
         path.
         """
-        roster = self.functions._asdict()
-        functions = {name: x for name, x in roster.items() if isinstance(x, Missing)}
+        roles = self.functions._asdict()
+        functions = {name: x for name, x in roles.items() if isinstance(x, Missing)}
         settings = self.missing_settings()
         names = [
             f"config[{name!r}]{place} ({found.name})"
@@ -412,7 +424,7 @@ class StoredAlgorithm:
         call = f"from_checkpoint(path, {', '.join(arguments)})"
         return Unheld(", ".join(names), call, _named({**found, **functions}))
 
-    def roster(self, otherwise: Roster = _NOTHING) -> Roster:
+    def roles(self, otherwise: MappingAndTrainable = _NOTHING) -> MappingAndTrainable:
         """Returns what is said of mapping and training.
 
         Args:
@@ -425,7 +437,7 @@ class StoredAlgorithm:
         ids = found["policies_to_train"]
         if isinstance(ids, list) and self.given.policies_to_train is None:
             found["policies_to_train"] = [pid for pid in ids if pid in self.checkpoint.policies]
-        return Roster(**found)
+        return MappingAndTrainable(**found)
 
     # -- loading ------------------------------------------------------------------------------
 
@@ -508,7 +520,7 @@ class StoredAlgorithm:
         """Returns a new algorithm of the stored config, with the policies there are."""
         config = self._config(kind)
         if config.is_multi_agent():  # else those beside the only one are added when restoring
-            trained = self.roster().policies_to_train
+            trained = self.roles().policies_to_train
             config.multi_agent(policies=self._specs(config), policies_to_train=trained)
         try:
             return kind(config)
@@ -524,8 +536,8 @@ class StoredAlgorithm:
         """
         manifest = self.checkpoint.manifest
         with self._reading():
-            roster = self.roster()._asdict()
-        overrides = {**roster, "policies_to_train": None, **(self.overrides or {})}
+            roles = self.roles()._asdict()
+        overrides = {**roles, "policies_to_train": None, **(self.overrides or {})}
         settings = decode_config(manifest["config"], overrides, self.source, ALGORITHM_SETTINGS)
         automatic = automatic_of(manifest, settings, overrides)
         settings |= dict.fromkeys(automatic, "auto")
@@ -645,9 +657,10 @@ class StoredAlgorithm:
             there = {pid: worker.get_policy(pid) for pid in stored.keys() - new.keys()}
             states = {pid: stored[pid].state_for(x, self.overrides) for pid, x in there.items()}
             trained = {pid: stored[pid].spaces for pid in there}
-            run, roster = run_state(self.checkpoint), self.roster(otherwise=roster_of(worker))
-            require_mapping_fn(roster.policy_mapping_fn)
-            as_predicate(roster.policies_to_train)
+            run = run_state(self.checkpoint)
+            roles = self.roles(otherwise=worker.policies.mapping_and_trainable)
+            require_mapping_fn(roles.policy_mapping_fn)
+            as_predicate(roles.policies_to_train)
         for pid, policy in there.items():
             require_trained_spaces(
                 pid,
@@ -666,17 +679,18 @@ class StoredAlgorithm:
         algorithm.set_extra_state(run.extra)
         for pid, policy in new.items():
             algorithm.add_policy(pid, policy=policy)
-        algorithm.set_roster(*roster)
+        algorithm.policies.assign(roles)
         for pid in set(worker.policy_map) - set(stored):
             algorithm.remove_policy(pid)
         for pid, policy in there.items():
             set_stored_state(policy, states[pid])
-        algorithm.set_progress(run.progress)
-        worker.restore_sampling(run.seeds_used, run.rng, run.global_vars, run.sampler)
+        set_progress(algorithm, run.progress)
+        restore_sampling(worker, run.seeds_used, run.rng, run.global_vars, run.sampler)
         algorithm.workers.align(new_episodes=True)
         if run.evaluation is not None:
             seeds_used, rngs = run.evaluation
-            algorithm.restore_evaluation(seeds_used, {k: x for k, x in rngs.items() if k in stored})
+            rngs = {pid: rng for pid, rng in rngs.items() if pid in stored}
+            algorithm._evaluator.restore_generators(seeds_used, rngs)
 
 
 def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from tfpolicies.config.read_only import copied, is_equal
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.policy_changes import MappingAndTrainable
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import Played
 
@@ -112,7 +113,7 @@ class Evaluator:
             if policy_id not in here.policy_map:
                 here.add_policy(policy_id, policy=self.copy_of(policy, policy_id))
         for policy_id in set(here.policy_map) - set(leader.policy_map):
-            here.drop_policy(policy_id)
+            here.policies.remove(policy_id)
         here.set_policy_mapping_fn(self._mapping_of(here, leader.policy_mapping_fn))
         workers.align()
         self.workers = workers
@@ -175,16 +176,31 @@ class Evaluator:
         own = here.config.policy_mapping_fn
         return followed if own is self.config.policy_mapping_fn else own
 
-    def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
-        """Follows who acts and who is trained, where there are workers.
+    def assign(self, roles: MappingAndTrainable) -> None:
+        """Sets who acts and who is trained, where there are workers.
 
         Args:
-            policy_mapping_fn: of the training workers; a mapping of `evaluation_config` stays.
-            policies_to_train: `f(policy_id, batch=None)`; None for all.
+            roles: of the training workers; a mapping of `evaluation_config` stays.
         """
         if self.workers is not None:
-            here = self.workers.local_worker()
-            self.workers.set_roster(self._mapping_of(here, policy_mapping_fn), policies_to_train)
+            here, (mapping_fn, to_train) = self.workers.local_worker(), roles
+            self.workers.set_mapping_and_trainable(self._mapping_of(here, mapping_fn), to_train)
+
+    def restore_generators(
+        self, seeds_used: int, generators: Mapping[str, np.random.Generator]
+    ) -> None:
+        """Lets evaluations continue with the seeds and noise of a checkpoint.
+
+        Args:
+            seeds_used: how often environments were given seeds.
+            generators: by policy id.
+        """
+        worker = self.prepare().local_worker()
+        worker.seeds.used = seeds_used
+        for policy_id, rng in generators.items():
+            generator = worker.policy_map.handle(policy_id).holding.generator
+            if generator is not None:
+                generator.bit_generator.state = rng.bit_generator.state
 
     def _config(self) -> AlgorithmConfig:
         """Returns the config of those who play; they take up whole shares of the episodes.

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tfpolicies.algorithms.recording import Scene, require_pictures
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
+from tfpolicies.algorithms.run_state import get_progress
 from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
@@ -191,7 +192,7 @@ def _go_on(algorithm: Any, run: RunFolder) -> None:
     if not run.has_checkpoint:
         return
     manifest = read_manifest(run.latest, ALGORITHM_MANIFEST, kind="Algorithm")
-    stored, own = manifest["progress"], algorithm.progress()
+    stored, own = manifest["progress"], get_progress(algorithm)
     if algorithm.iteration == 0:
         _require_same_settings(algorithm, manifest, run)
         algorithm.restore(run.latest, allow_non_finite=algorithm.config.on_nan == "warn")

@@ -407,7 +407,7 @@ class OffPolicyAlgorithm(Algorithm):
     def warm_up(self) -> None:
         """Compiles the updates of one training step."""
         size, intensity = self.config.train_batch_size, self.config.training_intensity
-        rows = self.expected_rows_per_sample()
+        rows = self.workers.rows_per_sample()
         updates = 1 if intensity is None else max(1, int(intensity * rows / size))
         if _by_priorities(self.config.replay_buffer_config):
             self.warm_up_policies(size, 1, None)

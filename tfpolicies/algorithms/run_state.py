@@ -19,13 +19,25 @@ MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 class RunState(NamedTuple):
     """Where a run stood."""
 
-    progress: dict[str, Any]  # as `Algorithm.set_progress` takes it
+    progress: dict[str, Any]  # as `set_progress` takes it
     seeds_used: int
     rng: np.random.Generator | None  # of the sampler; None if there was none
     global_vars: dict[str, Any]
     sampler: dict[str, Any] | None  # the running episodes
     evaluation: tuple[int, dict[str, np.random.Generator]] | None  # seeds used; by policy id
     extra: Any  # as `Algorithm.set_extra_state` takes it
+
+
+def get_progress(algorithm: Any) -> dict[str, Any]:
+    """Returns the counters of a run, for a checkpoint."""
+    progress: dict[str, Any] = algorithm._results.progress(algorithm.iteration)
+    return progress
+
+
+def set_progress(algorithm: Any, progress: Mapping[str, Any]) -> None:
+    """Restores what `get_progress` returned."""
+    algorithm.iteration = progress["iteration"]
+    algorithm._results.set_progress(progress)
 
 
 def run_state(checkpoint: Checkpoint) -> RunState:

@@ -89,7 +89,7 @@ def train_one_step(
                 f"train_batch has rows of a policy {policy_id!r}, but there are "
                 f"{sorted(worker.policy_map)}. Add the policy, or take its rows out of the batch."
             )
-        trained = worker.roster.trains(policy_id, train_batch)
+        trained = worker.policies.trains(policy_id, train_batch)
         if trained if policies_to_train is None else policy_id in policies_to_train:
             results[policy_id] = _trained(policy, batch)
     return results

@@ -58,7 +58,7 @@ def add_workers(workers: Any, num_workers: int, validate: bool = False) -> None:
 
 def is_policy_to_train(workers: Any, policy_id: str, batch: Any = None) -> bool:
     """Whether a policy is trained, on a batch."""
-    return bool(workers.local_worker().roster.trains(policy_id, batch))
+    return bool(workers.local_worker().policies.trains(policy_id, batch))
 
 
 def env_creator(worker: Any, context: EnvContext) -> Any:

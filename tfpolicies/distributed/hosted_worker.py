@@ -57,4 +57,5 @@ class HostedWorker:
     @ray.method(concurrency_group="health")
     def trouble(self) -> str | None:
         """Says what the worker hangs in, None if it works; answers while it works."""
-        return None if self._worker is None else self._worker.trouble()
+        watchdog = None if self._worker is None else self._worker.watchdog
+        return None if watchdog is None else watchdog.trouble()

@@ -14,6 +14,7 @@ from tfpolicies.connectors import OwnFilter
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
+from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import Played
 
@@ -56,7 +57,7 @@ def describe(worker: RolloutWorker) -> Description:
 
 def spaces_for(worker: RolloutWorker, policy_id: str, spec: PolicySpec) -> tuple[Any, Any]:
     """Returns the spaces that a policy would have in a worker."""
-    whole = worker.complete_specs({policy_id: spec})[policy_id]
+    whole = worker.policies.complete_specs({policy_id: spec})[policy_id]
     return whole.observation_space, whole.action_space
 
 
@@ -207,22 +208,9 @@ def take_news(worker: RolloutWorker, news: News) -> None:
         worker.set_global_vars(news.global_vars)
 
 
-class Roster(NamedTuple):
-    """Which policy acts for whom, and which are trained (None: all)."""
-
-    policy_mapping_fn: Any = None
-    policies_to_train: Any = None
-
-
-def roster_of(worker: RolloutWorker) -> Roster:
-    """Returns the roster of a worker."""
-    return Roster(worker.policy_mapping_fn, worker.is_policy_to_train)
-
-
-def set_roster(worker: RolloutWorker, roster: Roster) -> None:
-    """Gives a worker another roster."""
-    worker.set_policy_mapping_fn(roster.policy_mapping_fn)
-    worker.roster.is_policy_to_train = roster.policies_to_train
+def set_mapping_and_trainable(worker: RolloutWorker, roles: MappingAndTrainable) -> None:
+    """Sets in a worker which policy acts for which agent, and which are trained."""
+    worker.policies.assign(roles)
 
 
 def acting_state(policy: Any) -> dict[str, Any]:
@@ -230,43 +218,21 @@ def acting_state(policy: Any) -> dict[str, Any]:
     return {name: x for name, x in policy.get_state().items() if name not in _FOR_LEARNING}
 
 
-def add_policy(
-    worker: RolloutWorker, policy_id: str, state: Mapping[str, Any], roster: Roster, made: bool
-) -> None:
-    """Adds the policy that a state is of.
+def add_policy(worker: RolloutWorker, addition: PolicyAddition, roles: MappingAndTrainable) -> None:
+    """Adds a policy that the learning worker has, by its state.
 
     Args:
-        worker: who gets it.
-        policy_id: its id.
-        state: what `acting_state` returned.
-        roster: from now on.
-        made: whether it was made of a class, so that `on_create_policy` is called.
+        worker: the worker that gets it. If it has the policy, the policy gets the state.
+        addition: has the state, as `acting_state` returns it.
+        roles: who acts and who is trained from now on.
     """
-    worker.set_state({"policy_states": {policy_id: state}})
-    set_roster(worker, roster)
-    if made:
-        policy = worker.policy_map[policy_id]
-        told = policy.agent_connectors, policy.action_connectors
-        policy.agent_connectors = policy.action_connectors = None
-        worker.roster.tell_created(policy_id, policy)  # which has put what it puts in the state
-        if told != (None, None):
-            policy.agent_connectors, policy.action_connectors = told
+    worker.policies.apply(addition)
+    worker.policies.assign(roles)
 
 
-def remove_policy(worker: RolloutWorker, policy_id: str, roster: Roster) -> None:
-    """Removes a policy, if it is there."""
-    if policy_id in worker.policy_map:
-        worker.drop_policy(policy_id)
-    set_roster(worker, roster)
-
-
-def require_unmapped(worker: RolloutWorker, policy_id: str, policy_mapping_fn: Any) -> None:
-    """Checks that no agent of a worker is mapped to a policy, by a function or by the present one.
-
-    Raises:
-        UsageError: if one is.
-    """
-    worker.require_unmapped(policy_id, policy_mapping_fn)
+def remove_policy(worker: RolloutWorker, policy_id: str, roles: MappingAndTrainable) -> None:
+    """Removes a policy if it is there, and sets who acts and who is trained."""
+    worker.policies.revert(policy_id, roles)
 
 
 def begin_episodes(worker: RolloutWorker) -> None:
@@ -279,13 +245,13 @@ class Alignment(NamedTuple):
 
     Attributes:
         states: of all policies by id, as `acting_state` returns them.
-        roster: who acts and who is trained.
+        roles: who acts and who is trained.
         global_vars: the counters of the run.
         explore: by id, whether policies explore.
     """
 
     states: dict[str, dict[str, Any]]
-    roster: Roster
+    roles: MappingAndTrainable
     global_vars: dict[str, Any]
     explore: dict[str, bool]
 
@@ -296,7 +262,9 @@ def alignment_of(worker: RolloutWorker) -> Alignment:
     states = {pid: acting_state(policy) for pid, policy in policies.items()}
     configs = {pid: policy.config for pid, policy in policies.items()}
     explore = {pid: config["explore"] for pid, config in configs.items() if "explore" in config}
-    return Alignment(states, roster_of(worker), dict(worker.global_vars), explore)
+    return Alignment(
+        states, worker.policies.mapping_and_trainable, dict(worker.global_vars), explore
+    )
 
 
 def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = None) -> None:
@@ -309,14 +277,14 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
             are running.
     """
     for policy_id in set(worker.policy_map) - set(alignment.states):
-        worker.drop_policy(policy_id)
+        worker.policies.remove(policy_id)
     worker.set_state({"policy_states": alignment.states, "global_vars": alignment.global_vars})
     for policy_id, explore in alignment.explore.items():
         worker.policy_map.handle(policy_id).config["explore"] = explore
-    set_roster(worker, alignment.roster)
+    worker.policies.assign(alignment.roles)
     if episodes is None:
         return
-    worker.seeds_used = 1 + episodes
+    worker.seeds.used = 1 + episodes
     if worker.config.seed is not None:
         _draw_anew(worker, episodes)
     begin_episodes(worker)

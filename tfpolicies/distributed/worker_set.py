@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
@@ -16,16 +17,22 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.config.idioms import missing_attribute
-from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.distributed import messages
-from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
+from tfpolicies.distributed.messages import Changes, Description, Harvest
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.errors import ConfigError, NotOfferedError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
+from tfpolicies.rollout.mapping_check import require_unmapped
+from tfpolicies.rollout.policy_changes import (
+    MappingAndTrainable,
+    PolicyAddition,
+    PolicyTransaction,
+)
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import Played
+from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.storage.pickling import refuse_pickling
 
 if TYPE_CHECKING:
@@ -318,21 +325,33 @@ class WorkerSet:
             ConfigError: also for a function that cannot be sent to remote workers.
             Exception: what a remote worker raised; no worker has the policy then.
         """
+        policies = self._local.policy_map
+        addition = PolicyAddition.from_arguments(policies, policy_id, policy_cls, policy, **kwargs)
+        with PolicyTransaction() as transaction:
+            return self.add_within(transaction, addition)
+
+    def add_within(self, transaction: PolicyTransaction, addition: PolicyAddition) -> Policy:
+        """Adds a policy to all workers, as a part of a transaction.
+
+        Returns:
+            The policy of this process.
+
+        Raises:
+            PolicyExistsError: if there is a policy of its id; also a KeyError.
+            ConfigError: for a function that cannot be sent to remote workers.
+        """
+        local, policy_id = self._local.policies, addition.policy_id
         if self._remotes is None:
-            return self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
+            return local.add_within(transaction, addition)
         self._remotes.share_names()
-        if policy_cls is not None and policy is None and self._local.environments is None:
-            kwargs = self._with_spaces(policy_id, policy_cls, kwargs)
-        self._require_sendable(kwargs)
-        before = messages.roster_of(self._local)
-        added = self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
-        try:
-            state, roster = messages.acting_state(added), messages.roster_of(self._local)
-            self._remotes.call(messages.add_policy, policy_id, state, roster, policy is None)
-        except BaseException:
-            messages.remove_policy(self._local, policy_id, before)
-            self._remotes.call(messages.remove_policy, policy_id, before)
-            raise
+        addition = self._with_spaces(addition)
+        mapping_fn, to_train = addition.policy_mapping_fn, addition.is_policy_to_train
+        self._require_sendable({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train})
+        before = local.mapping_and_trainable
+        added = local.add_within(transaction, addition)
+        remote_addition = addition.as_state(messages.acting_state(added))
+        remotes = _RemotePolicies(self._remotes, local)
+        transaction.add(remotes, remote_addition, before)
         self._sent[policy_id] = added.holding.version
         return added
 
@@ -340,19 +359,19 @@ class WorkerSet:
         if self._remotes is not None:
             self._remotes.require_sendable(arguments)
 
-    def _with_spaces(
-        self, policy_id: str, policy_cls: type[Policy], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Returns arguments of `add_policy` with the spaces that the environments give."""
-        names = ("observation_space", "action_space")
-        given = [kwargs.get(name) for name in names]
-        healthy = self.healthy_worker_ids()
-        if None not in given or not healthy or self._remotes is None:
-            return dict(kwargs)
-        spec = PolicySpec(policy_cls, given[0], given[1], kwargs.get("config"))
-        asked = self._remotes.call(messages.spaces_for, policy_id, spec, indices=healthy[:1])
-        spaces = next(iter(asked.values()), given)
-        return {**kwargs, **dict(zip(names, spaces, strict=True))}
+    def _with_spaces(self, addition: PolicyAddition) -> PolicyAddition:
+        """Returns an addition with the spaces that the environments of remote workers give."""
+        spec, healthy = addition.spec, self.healthy_worker_ids()
+        if spec is None or self._local.environments is not None or self._remotes is None:
+            return addition
+        spaces = spec.observation_space, spec.action_space
+        if None not in spaces or not healthy:
+            return addition
+        arguments = messages.spaces_for, addition.policy_id, spec
+        answers = self._remotes.call(*arguments, indices=healthy[:1])
+        observation_space, action_space = next(iter(answers.values()), spaces)
+        spec = replace(spec, observation_space=observation_space, action_space=action_space)
+        return replace(addition, spec=spec)
 
     def remove_policy(self, policy_id: str, **kwargs: Any) -> None:
         """Removes a policy from all workers; see `RolloutWorker.remove_policy`.
@@ -367,11 +386,11 @@ class WorkerSet:
         self._sent.pop(policy_id, None)
         self._followed.pop(policy_id, None)
         if self._remotes is not None:
-            roster = messages.roster_of(self._local)
-            self._remotes.call(messages.remove_policy, policy_id, roster)
+            roles = self._local.policies.mapping_and_trainable
+            self._remotes.call(messages.remove_policy, policy_id, roles)
 
     def require_unmapped(self, policy_id: str, policy_mapping_fn: Any = None) -> None:
-        """Checks in all workers that no agent is mapped to a policy; see `RolloutWorker`.
+        """Checks in all workers that no agent is mapped to a policy.
 
         Raises:
             ConfigError: for a function that cannot be sent to remote workers.
@@ -379,20 +398,22 @@ class WorkerSet:
         """
         self._require_sendable({"policy_mapping_fn": policy_mapping_fn})
         call = functools.partial(
-            messages.require_unmapped, policy_id=policy_id, policy_mapping_fn=policy_mapping_fn
+            require_unmapped, policy_id=policy_id, policy_mapping_fn=policy_mapping_fn
         )
         self.foreach_worker(call)
 
-    def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
+    def set_mapping_and_trainable(
+        self, policy_mapping_fn: Callable[..., str], policies_to_train: Any
+    ) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.
 
         Args:
             policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
             policies_to_train: `f(policy_id, batch=None)`; None for all.
         """
-        roster = Roster(policy_mapping_fn, policies_to_train)
-        self._require_sendable(roster._asdict())
-        self.foreach_worker(functools.partial(messages.set_roster, roster=roster))
+        roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
+        self._require_sendable(roles._asdict())
+        self.foreach_worker(functools.partial(messages.set_mapping_and_trainable, roles=roles))
 
     # -- what workers know of each other ------------------------------------------------------
 
@@ -443,7 +464,7 @@ class WorkerSet:
         Without `use_worker_filter_stats` nothing that remote workers observed is taken over, and
         without `update_worker_filter_stats` they go on with their own statistics.
         """
-        self._local.flush_filters()
+        self._local.observation_filters.flush()
         if self._remotes is None:
             return
         changes, self._changes = self._changes, []
@@ -511,7 +532,7 @@ class WorkerSet:
         return functools.reduce(Played.plus, found) if found else None
 
     def align(self, *, new_episodes: bool = False) -> None:
-        """Makes all remote workers like this process's one: policies, roster, filters, counters.
+        """Makes all remote workers like this process's one: policies, mapping, filters, counters.
 
         Args:
             new_episodes: whether they begin new episodes.
@@ -533,6 +554,28 @@ class WorkerSet:
         if self._remotes is not None:
             self._remotes.stop()
         self._local.stop()
+
+
+class _RemotePolicies:
+    """The policies of all remote workers, which have those of the local one.
+
+    Args:
+        remotes: the workers.
+        local: the policies of the local worker.
+    """
+
+    def __init__(self, remotes: RayWorkers, local: WorkerPolicies) -> None:
+        self._remotes = remotes
+        self._local = local
+
+    def apply(self, addition: PolicyAddition) -> None:
+        """Adds a policy that the local worker has, by its state."""
+        roles = self._local.mapping_and_trainable
+        self._remotes.call(messages.add_policy, addition, roles)
+
+    def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
+        """Removes a policy where it is, and restores who acts and who is trained."""
+        self._remotes.call(messages.remove_policy, policy_id, before)
 
 
 def _remote_workers(

@@ -35,7 +35,9 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
         raise UsageError("The evaluation worker was stopped.")
     limit = math.inf if seconds is None else now() + seconds * 1e9
     goal = Goal(amount, by_episodes, limit)
-    return worker.sampler.play(goal, worker.next_seeds(evaluation=True))
+    return worker.sampler.play(
+        goal, worker.seeds.next(worker.environments.num_envs, evaluation=True)
+    )
 
 
 def play_episodes(

@@ -27,7 +27,7 @@ class MultiAgentEpisode(Episode):
     """
 
     mapping_fn: Any = None
-    roster: Any = None  # has the present one
+    worker_policies: Any = None  # have the present one
     policies: Mapping[str, Any] = field(default_factory=dict)
     seat_of: dict[Any, int] = field(default_factory=dict)
     seats: Any = None  # those of all agents
@@ -58,7 +58,7 @@ class MultiAgentEpisode(Episode):
 
     def _mapped(self, agent_id: Any) -> str:
         policy_id = None
-        present = self.roster.policy_mapping_fn
+        present = self.worker_policies.policy_mapping_fn
         for mapping_fn in (self.mapping_fn, present):
             policy_id = mapping_fn(agent_id, self, worker=self.worker)
             if isinstance(policy_id, str) and policy_id in self.policies:

@@ -58,9 +58,10 @@ class MultiAgentSampler(Sampler):
         envs: the copies.
         policies: by id. Running episodes in which a policy played that is no longer there are
             dropped.
-        roster: its `policy_mapping_fn(agent_id, episode, worker=..., **kwargs)` gives the id of the
-            policy that acts for an agent; asked once for each agent and episode, at its first
-            observation. Where there is a new one, running episodes keep the one they began with.
+        worker_policies: their `policy_mapping_fn(agent_id, episode, worker=..., **kwargs)` gives
+            the id of the policy that acts for an agent; asked once for each agent and episode, at
+            its first observation. Where there is a new one, running episodes keep the one they
+            began with.
         count_agent_steps: count the steps of agents (transitions), not those of environments.
         observation_fn: `f(agent_obs=..., worker=..., base_env=..., policies=..., episode=...)`,
             gives the observations that the policies see instead; called with each dict of them,
@@ -68,7 +69,7 @@ class MultiAgentSampler(Sampler):
         settings: see `Sampler`.
 
     Attributes:
-        roster: as given.
+        worker_policies: as given.
         metrics: whole episodes are reported with the batch that they are in.
     """
 
@@ -76,14 +77,14 @@ class MultiAgentSampler(Sampler):
         self,
         envs: MultiAgentEnvironments,
         policies: Mapping[str, Any],
-        roster: Any,
+        worker_policies: Any,
         *,
         count_agent_steps: bool = False,
         observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(envs, policies, **settings)
-        self.roster = roster
+        self.worker_policies = worker_policies
         self._agent_steps_ended = 0  # of all episodes that ended since `play` was called
         self._waited = 0  # ns for environments in the present step
         self._connecting = 0  # ns for connectors of actions in it
@@ -177,8 +178,8 @@ class MultiAgentSampler(Sampler):
             episode_id,
             index,
             self._worker,
-            mapping_fn=self.roster.policy_mapping_fn,
-            roster=self.roster,
+            mapping_fn=self.worker_policies.policy_mapping_fn,
+            worker_policies=self.worker_policies,
             policies=self.policies,
             seats=self._ledger.seats,
             admit=self._admit,

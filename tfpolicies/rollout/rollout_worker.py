@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
-import socket
-import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
-import numpy as np
 
 from tfpolicies import ported
-from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.idioms import missing_attribute
-from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
-from tfpolicies.envs.checking import same_randomness
+from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Watchdog
 from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import ConfigError, UsageError, WeightsError
+from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.rollout import worker_state
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.parallel_iteration import ParallelIteration
-from tfpolicies.rollout.roster import (
-    MappingFn,
-    Roster,
-    ToTrain,
-    as_predicate,
-    named,
-    require_mapping_fn,
-)
+from tfpolicies.rollout.episode_seeds import EpisodeSeeds
+from tfpolicies.rollout.mapping_check import require_unmapped
+from tfpolicies.rollout.multi_policy_learner import MultiPolicyLearner
+from tfpolicies.rollout.observation_filters import ObservationFilters
+from tfpolicies.rollout.parallel_iterator_worker import ParallelIteratorWorker
+from tfpolicies.rollout.policy_changes import PolicyAddition
 from tfpolicies.rollout.sampler import Sampler
 from tfpolicies.rollout.samplers import make_sampler
 from tfpolicies.rollout.worker_environments import make_worker_environments
+from tfpolicies.rollout.worker_policies import MappingFn, WorkerPolicies
+from tfpolicies.rollout.worker_process import WorkerProcess
 from tfpolicies.storage.pickling import refuse_pickling
 
-_EVALUATION_SEED = 10_000
-_DRAWS = 16  # calls of a mapping function for an agent, to see which policies it may give
 
-
-class RolloutWorker(ParallelIteration):
+class RolloutWorker(ParallelIteratorWorker, WorkerProcess):
     """Collects experience of policies in environments.
 
     Args:
@@ -74,9 +65,12 @@ class RolloutWorker(ParallelIteration):
         num_workers: as given.
         environments: the environments behind one step, None without any; `async_env`, too.
         sampler: what steps them.
+        policies: the policies, who acts for whom, and who is trained.
         policy_map: the policies by id.
         policy_dict: how each was made, a `PolicySpec` by id, with the environment's spaces.
+        observation_filters: the running statistics of observations.
         global_vars: the counters of the run.
+        seeds: of environments and generators.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
         multiagent: whether there is another policy than the one called `DEFAULT_POLICY_ID`.
@@ -107,21 +101,10 @@ class RolloutWorker(ParallelIteration):
         dataset_shards: list[Any] | None = None,
         tf_session_creator: Any = -1,
     ) -> None:
-        self._creation_args = {name: x for name, x in locals().items() if name != "self"}
-        if tf_session_creator != -1:
-            raise ConfigError(
-                "tf_session_creator is no longer an argument of a worker; give a session_creator "
-                "to a PolicyMap."
-            )
-        if dataset_shards is not None:
-            raise ConfigError("dataset_shards must be None: workers sample from environments.")
-        if default_policy_class is not None and not (
-            isinstance(default_policy_class, type) and issubclass(default_policy_class, Policy)
-        ):
-            raise ConfigError(
-                f"default_policy_class must be a subclass of Policy, got {default_policy_class!r}; "
-                "give the class to act with, for example PPOTF2Policy."
-            )
+        arguments = dict(locals())
+        del arguments["self"], arguments["__class__"]
+        super().__init__(arguments)
+        _require_supported(tf_session_creator, dataset_shards, default_policy_class)
         self.config = _as_config(config, default_policy_class)
         self.config.freeze()
         self.default_policy_class = default_policy_class
@@ -132,33 +115,30 @@ class RolloutWorker(ParallelIteration):
         self.recreated_worker = recreated_worker
         self.log_dir = log_dir
         self.spaces = dict(spaces or {})
-        made = self.config["callbacks"]
-        self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
+        make_callbacks = self.config["callbacks"] or DefaultCallbacks
+        self.callbacks: DefaultCallbacks = make_callbacks()
         self.global_vars: dict[str, Any] = {"timestep": 0, "num_grad_updates_per_policy": {}}
         self.weights_seq_no: int | None = None
         self.flushes_filters = True
-        self.seeds_used = 0
+        self.seeds = EpisodeSeeds(self.config, worker_index)
         self._stopped = False
         self.has_episodes = False
-        self._own_lock = threading.Lock()
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
         self.watchdog: Watchdog | None = None
         self.seconds_to_make = 0.0
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
-            found = make_worker_environments(self, source, self._context(), validate_env)
-            self.environments, self.watchdog = found
-        self.roster = Roster(
-            self.config,
-            self.worker_index,
-            self.num_workers,
-            self.callbacks.on_create_policy,
-        )
+            self.environments, self.watchdog = make_worker_environments(
+                self, source, self._context(), validate_env
+            )
+        self.policies = WorkerPolicies(self)
+        self.observation_filters = ObservationFilters(self.policies.policy_map)
+        self._learner = MultiPolicyLearner(self.policies)
         try:
-            for policy_id, spec in self.complete_specs(None).items():
-                self.roster.make(policy_id, spec)
-            self.sampler = make_sampler(self, self._seed("episodes"))
+            for policy_id, spec in self.policies.complete_specs(None).items():
+                self.policies.make(policy_id, spec)
+            self.sampler = make_sampler(self, self.seeds.for_purpose("episodes"))
         except BaseException:
             self.stop()
             raise
@@ -184,36 +164,6 @@ class RolloutWorker(ParallelIteration):
             recreated_worker=self.recreated_worker,
         )
 
-    def complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
-        """Returns specs with class, spaces and whole configs; those of the config by default.
-
-        Spaces are what the environment gives and takes, before connectors.
-
-        Args:
-            policies: specs by policy id; None for those of the config.
-
-        Raises:
-            ConfigError: for spaces that nobody names.
-        """
-        env, spaces = None, dict(self.spaces)
-        if isinstance(self.environments, MultiAgentEnvironments):
-            env = self.environments.get_sub_environments()[0]
-        elif self.environments is not None:
-            envs = self.environments
-            spaces.setdefault("__env__", (envs.observation_space, envs.action_space))
-        specs, _ = self.config.get_multi_agent_setup(
-            policies=policies,
-            env=env,
-            spaces=spaces or None,
-            default_policy_class=self.default_policy_class,
-        )
-        return specs
-
-    def _seed(self, purpose: str) -> Any:
-        if self.config.seed is None:
-            return None
-        return [self.config.seed, self.worker_index, sum(purpose.encode())]
-
     # -- sampling -----------------------------------------------------------------------------
 
     @property
@@ -233,10 +183,8 @@ class RolloutWorker(ParallelIteration):
 
     @property
     def seed(self) -> int | None:
-        """The seed of this worker, None if the config has none; see `next_seeds`."""
-        if self.config.seed is None:
-            return None
-        return self.config.seed + self.worker_index + _EVALUATION_SEED * self.config.in_evaluation
+        """The seed of this worker, None if the config has none; see `EpisodeSeeds`."""
+        return self.seeds.worker_seed
 
     @property
     def total_rollout_fragment_length(self) -> int:
@@ -248,43 +196,9 @@ class RolloutWorker(ParallelIteration):
 
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; rows not handed out yet are dropped."""
-        self._require_sampler().reset(self.next_seeds())
+        sampler = self._require_sampler()
+        sampler.reset(self.seeds.next(sampler.envs.num_envs))
         self.has_episodes = True
-
-    def restore_sampling(
-        self,
-        seeds_used: int,
-        rng: np.random.Generator | None,
-        global_vars: Mapping[str, Any],
-        sampler_state: Mapping[str, Any] | None,
-    ) -> None:
-        """Continues from a checkpoint: its running episodes, or new ones with the next sample.
-
-        A worker that had no environment left no generator (`rng`); this one keeps its own then.
-        """
-        self.seeds_used = seeds_used
-        self.global_vars = dict(global_vars)
-        if self.sampler is None:
-            return
-        if rng is not None:
-            self.sampler.rng = rng
-        self.has_episodes = sampler_state is not None
-        if sampler_state is not None:
-            self.sampler.set_state(sampler_state)
-
-    def next_seeds(self, *, evaluation: bool = False) -> list[int] | None:
-        """Returns a new seed for each environment, or None if the config has no seed.
-
-        They depend on the seed, the worker's index, the environment's index, and on how often this
-        was called.
-        """
-        base, envs = self.config.seed, self.environments
-        calls, self.seeds_used = self.seeds_used, self.seeds_used + 1
-        if base is None or envs is None:
-            return None
-        base += 1001 * self.worker_index + 1_000_003 * calls
-        base += _EVALUATION_SEED if evaluation else 0
-        return [base + i for i in range(envs.num_envs)]
 
     def _require_sampler(self) -> Sampler:
         if self._stopped:
@@ -317,7 +231,7 @@ class RolloutWorker(ParallelIteration):
         if not self.has_episodes:
             self.reset_episodes()
         if self.flushes_filters:
-            self.flush_filters()
+            self.observation_filters.flush()
         self.has_episodes = False  # what an error leaves behind must not get into a batch
         batch = sampler.sample()
         self.has_episodes = True
@@ -363,15 +277,13 @@ class RolloutWorker(ParallelIteration):
                 f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
                 f"worker gave {batch.count}; see rollout_fragment_length."
             )
-        parts = self._trained_parts(batch)
-        for rows in parts.values():
-            for name in standardize_fields:
-                rows[name] = standardized(np.asarray(rows[name], np.float32))
-        rng = self._require_sampler().rng
-        results: dict[str, Any] = {}
-        for policy_id, rows in parts.items():
-            learning, size = self.policy_map[policy_id].learning, sgd_minibatch_size or rows.count
-            results[policy_id] = learning.update(rows, num_sgd_iter, size, rng=rng)
+        results = self._learner.learn_minibatches(
+            batch,
+            num_sgd_iter,
+            sgd_minibatch_size,
+            standardize_fields,
+            self._require_sampler().rng,
+        )
         return results, batch.count
 
     def get_metrics(self) -> list[RolloutMetrics]:
@@ -386,22 +298,22 @@ class RolloutWorker(ParallelIteration):
     @property
     def policy_map(self) -> PolicyMap:
         """The policies by id."""
-        return self.roster.policy_map
+        return self.policies.policy_map
 
     @property
     def policy_dict(self) -> dict[str, PolicySpec]:
         """How each policy was made, by id."""
-        return self.roster.specs
+        return self.policies.specs
 
     @property
     def policy_mapping_fn(self) -> MappingFn:
         """The function that says which policy acts for an agent."""
-        return self.roster.policy_mapping_fn
+        return self.policies.policy_mapping_fn
 
     @property
     def is_policy_to_train(self) -> ToTrain:
         """What says whether a policy is trained, `f(policy_id, batch=None)`; None for all."""
-        return self.roster.is_policy_to_train
+        return self.policies.is_policy_to_train
 
     def add_policy(
         self,
@@ -444,24 +356,20 @@ class RolloutWorker(ParallelIteration):
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
-        self.roster.require_new(policy_id, policy_cls, policy, module_spec)
-        spec = None
-        if policy is None:
-            given = PolicySpec(policy_cls, observation_space, action_space, config)
-            spec = self.complete_specs({policy_id: given})[policy_id]
-        added = self.roster.add(
+        addition = PolicyAddition.from_arguments(
+            self.policy_map,
             policy_id,
-            spec,
+            policy_cls,
             policy,
+            observation_space=observation_space,
+            action_space=action_space,
+            config=config,
             policy_state=policy_state,
             policy_mapping_fn=policy_mapping_fn,
             policies_to_train=policies_to_train,
+            module_spec=module_spec,
         )
-        timestep = self.global_vars["timestep"]
-        if timestep and spec is not None and policy_state is None:
-            # Its schedules begin where the run is.
-            self.set_global_vars({"timestep": timestep}, policy_ids=[policy_id])
-        return added
+        return self.policies.add(addition)
 
     def remove_policy(
         self,
@@ -481,53 +389,8 @@ class RolloutWorker(ParallelIteration):
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
             UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
-        self.require_unmapped(policy_id, policy_mapping_fn)
-        self.drop_policy(policy_id, policy_mapping_fn, policies_to_train)
-
-    def require_unmapped(self, policy_id: str, policy_mapping_fn: MappingFn | None = None) -> None:
-        """Checks that the mapping function gives a policy to none of the agents.
-
-        The function is called for each agent that the environment names, with running episodes or
-        with None, several times, since it may draw policies. Where it raises an error nothing is
-        known. The generators of `random` and NumPy stay as they are.
-
-        Args:
-            policy_id: of the policy.
-            policy_mapping_fn: the function; None for the one there is.
-
-        Raises:
-            ConfigError: if it is not a function.
-            UsageError: if it gives the policy to an agent.
-        """
-        require_mapping_fn(policy_mapping_fn)
-        mapping = policy_mapping_fn or self.policy_mapping_fn
-        if policy_id not in self.policy_map or self.env is None:
-            return
-        agents = sorted(getattr(self.env, "get_agent_ids", set)(), key=str)
-        episodes = getattr(self.sampler, "running_episodes", None) or [None]
-        for agent, episode in itertools.product(agents, episodes):
-            try:
-                with same_randomness():
-                    drawn = {mapping(agent, episode, worker=self) for _ in range(_DRAWS)}
-            except Exception:
-                continue
-            if policy_id in drawn:
-                name = getattr(mapping, "__qualname__", repr(mapping))
-                raise UsageError(
-                    f"Policy {policy_id!r} cannot be removed: policy_mapping_fn ({name:.200}) "
-                    f"gives it to agent {agent!r}. Give another mapping in the same call, "
-                    f"remove_policy({policy_id!r}, policy_mapping_fn=...). To replace the policy, "
-                    f"go on with add_policy({policy_id!r}, ..., policy_mapping_fn=...), where the "
-                    "mapping may be the old one; or let it become a copy of another one: "
-                    f"get_policy({policy_id!r}).set_state(get_policy(OTHER).get_state())."
-                )
-
-    def drop_policy(
-        self, policy_id: str, policy_mapping_fn: MappingFn | None = None, to_train: Any = None
-    ) -> None:
-        """Removes a policy without a look at the mapping, which the caller sets."""
-        self.roster.remove(policy_id, policy_mapping_fn, to_train)
-        self.global_vars["num_grad_updates_per_policy"].pop(policy_id, None)
+        require_unmapped(self, policy_id, policy_mapping_fn)
+        self.policies.remove(policy_id, policy_mapping_fn, policies_to_train)
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None = None) -> None:
         """Sets the function that says which policy acts for an agent; None keeps what there is.
@@ -538,7 +401,7 @@ class RolloutWorker(ParallelIteration):
             ConfigError: if it is no function; nothing is changed then.
         """
         require_mapping_fn(policy_mapping_fn)
-        self.roster.change(policy_mapping_fn, None)
+        self.policies.change(policy_mapping_fn, None)
 
     def set_is_policy_to_train(self, is_policy_to_train: Any) -> None:
         """Sets which policies are trained: a list, set or tuple of ids, or `f(id, batch=None)`.
@@ -551,11 +414,11 @@ class RolloutWorker(ParallelIteration):
                 "is_policy_to_train must be a list, set or tuple of ids, or a function; got None. "
                 "To train all: `lambda policy_id, batch=None: True`."
             )
-        self.roster.change(None, as_predicate(is_policy_to_train))
+        self.policies.change(None, as_predicate(is_policy_to_train))
 
     def get_policies_to_train(self, batch: Any = None) -> set[str]:
         """Returns the ids of the policies that are trained on a batch."""
-        return self.roster.trained(batch)
+        return self.policies.get_trained(batch)
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
         """Returns the policy of that id, or None."""
@@ -577,15 +440,14 @@ class RolloutWorker(ParallelIteration):
 
     def foreach_policy_to_train(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Returns `func(policy, policy_id, **kwargs)` for each policy that is trained."""
-        found = self.policy_map.items()
-        return [func(policy, pid, **kwargs) for pid, policy in found if self.roster.trains(pid)]
+        trains, policies = self.policies.trains, self.policy_map.items()
+        return [func(policy, pid, **kwargs) for pid, policy in policies if trains(pid)]
 
     # -- weights, filters, state --------------------------------------------------------------
 
     def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
         """Returns the weights by policy id, of all policies or of the one or those named."""
-        ids = named(policies, list(self.policy_map))
-        return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
+        return self.policies.get_weights(policies)
 
     def set_weights(
         self,
@@ -618,8 +480,7 @@ class RolloutWorker(ParallelIteration):
     @property
     def filters(self) -> dict[str, Any]:
         """The running statistics of observations by policy id, of policies that have any."""
-        found = {pid: policy.holding.filters for pid, policy in self.policy_map.items()}
-        return {pid: own["filter"] for pid, own in found.items() if "filter" in own}
+        return self.observation_filters.by_policy
 
     @property
     def preprocessors(self) -> dict[str, Any]:
@@ -632,9 +493,9 @@ class RolloutWorker(ParallelIteration):
         Args:
             flush_after: let what is pending take effect here, so that it is not reported again.
         """
-        copies = {pid: each.snapshot() for pid, each in self.filters.items()}
+        copies = self.observation_filters.copy()
         if flush_after:
-            self.flush_filters()
+            self.observation_filters.flush()
         return copies
 
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
@@ -648,44 +509,14 @@ class RolloutWorker(ParallelIteration):
                 AssertionError. Nothing is changed then.
             WeightsError: if one does not fit; likewise.
         """
-        own = self.filters
-        missing, unknown = sorted(set(own) - set(new_filters)), sorted(set(new_filters) - set(own))
-        if missing or unknown:
-            raise UsageError(
-                f"new_filters must have a filter for each policy of this worker that has one, "
-                f"{sorted(own)}, and no others; missing are {missing}, unknown are {unknown}. Give "
-                "what `get_filters()` of a worker with the same policies returned."
-            )
-        for policy_id, each in own.items():
-            each.snapshot().sync(new_filters[policy_id])
-        for policy_id, each in own.items():
-            each.sync(new_filters[policy_id])
-            self.policy_map.handle(policy_id).holding.apply_filters()
-
-    def flush_filters(self) -> None:
-        """Lets the statistics of what was sampled take effect in filters.
-
-        A worker of its own does it before each sample; an algorithm once per training iteration, so
-        that what was acted on and what is learned from are normalised alike.
-        """
-        for policy in self.policy_map.values():
-            policy.learning.flush_filters()
+        self.observation_filters.sync(new_filters)
 
     def get_state(self) -> dict[str, Any]:
         """Returns what `set_state` restores: policies, mapping, who is trained, counters.
 
         Policies that are not trained are left out with `checkpoint_trainable_policies_only`.
         """
-        only = self.config.checkpoint_trainable_policies_only
-        ids = [pid for pid in self.policy_map if not only or self.roster.trains(pid)]
-        return {
-            "policy_ids": ids,
-            "policy_states": {pid: self.policy_map[pid].get_state() for pid in ids},
-            "policy_mapping_fn": self.policy_mapping_fn,
-            "is_policy_to_train": self.is_policy_to_train,
-            "filters": self.get_filters(),
-            "global_vars": copy.deepcopy(self.global_vars),
-        }
+        return worker_state.make_state(self.policies, self.observation_filters)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(
@@ -706,54 +537,7 @@ class RolloutWorker(ParallelIteration):
                 is changed then.
             UsageError: if `is_policy_to_train` says nothing about policies; likewise.
         """
-        to_train, mapping_fn, added = self._checked_state(state)
-        for policy_id, each in state["policy_states"].items():
-            if policy_id in added:
-                self.add_policy(policy_id, policy=added[policy_id], policy_state=each)
-            else:
-                self.policy_map[policy_id].set_state(each)
-        self.roster.change(mapping_fn, None)
-        if "is_policy_to_train" in state:
-            self.roster.is_policy_to_train = to_train  # None, too: all are
-        if state.get("global_vars"):
-            self.set_global_vars(state["global_vars"])
-
-    def _checked_state(self, state: Any) -> tuple[ToTrain, Any, dict[str, Policy]]:
-        """Checks a state of a worker.
-
-        Returns:
-            What says who is trained, the mapping function, and the policies that are not here.
-        """
-        policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
-        if not isinstance(policy_states, Mapping):
-            raise WeightsError(
-                "A state of a worker must be a dict with 'policy_states', as `get_state()` gives "
-                f"it; got {state!r:.200}."
-            )
-        to_train = as_predicate(state.get("is_policy_to_train"))
-        mapping_fn = state.get("policy_mapping_fn")
-        require_mapping_fn(mapping_fn)
-        made = {}
-        for policy_id, each in policy_states.items():
-            if policy_id in self.policy_map:
-                policy = self.policy_map.handle(policy_id)
-            else:
-                policy = made[policy_id] = self._policy_of_state(policy_id, each)
-            policy.holding.check(each)
-        return to_train, mapping_fn, made
-
-    def _policy_of_state(self, policy_id: str, state: Any) -> Policy:
-        """Returns a new policy of the kind that a policy's state tells."""
-        validate_policy_id(policy_id, error=True)
-        spec = state.get("policy_spec") if isinstance(state, Mapping) else None
-        if spec is None:
-            raise WeightsError(
-                f"There is no policy {policy_id!r} here, and its state has no 'policy_spec' to "
-                "make it of. Add the policy first, or give what `get_state()` returned."
-            )
-        spaces = spec["observation_space"], spec["action_space"]
-        own = {"__policy_id": policy_id, "worker_index": self.worker_index}
-        return spec["policy_class"](*spaces, {**spec["config"], **own})
+        worker_state.restore_state(self.policies, state)
 
     def get_global_vars(self) -> dict[str, Any]:
         """Returns the counters of the run: `timestep`, `num_grad_updates_per_policy`."""
@@ -772,28 +556,9 @@ class RolloutWorker(ParallelIteration):
         Raises:
             KeyError: without `timestep`.
         """
-        told = dict(global_vars)
-        updates = dict(told.pop("num_grad_updates_per_policy", {}))
-        self.global_vars["timestep"] = told["timestep"]
-        self.global_vars["num_grad_updates_per_policy"].update(updates)
-        for policy_id in named(policy_ids, list(self.policy_map)):
-            if self.roster.trains(policy_id):
-                told["num_grad_updates"] = updates.get(policy_id)
-                self.policy_map.handle(policy_id).on_global_var_update(dict(told))
+        self.policies.set_global_vars(global_vars, policy_ids)
 
     # -- learning -----------------------------------------------------------------------------
-
-    def _trained_parts(self, samples: Any) -> dict[str, SampleBatch]:
-        """Returns the parts of a batch whose policies are trained on it, readable, by id.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id.
-        """
-        whole = samples.as_multi_agent()
-        for policy_id in whole.policy_batches:
-            self.policy_map.handle(policy_id)
-        parts = whole.policy_batches.items()
-        return {pid: _readable(part) for pid, part in parts if self.roster.trains(pid, whole)}
 
     def learn_on_batch(self, samples: Any) -> dict[str, Any]:
         """Updates each policy that is trained on its part of a batch; returns results by id.
@@ -801,8 +566,7 @@ class RolloutWorker(ParallelIteration):
         Raises:
             UnknownPolicyError: if there is no policy of an id; nothing is changed then.
         """
-        parts = self._trained_parts(samples)
-        return {pid: self.policy_map[pid].learn_on_batch(part) for pid, part in parts.items()}
+        return self._learner.learn_on_batch(samples)
 
     def compute_gradients(
         self, samples: Any, single_agent: bool | None = None
@@ -818,24 +582,7 @@ class RolloutWorker(ParallelIteration):
         Raises:
             UsageError: if `single_agent` is True for a batch of other policies.
         """
-        whole = samples.as_multi_agent()
-        if single_agent:
-            if set(whole.policy_batches) != {DEFAULT_POLICY_ID}:
-                raise UsageError(
-                    "single_agent=True needs a batch of the default policy alone, got one of "
-                    f"{sorted(whole.policy_batches)}."
-                )
-            policy = self.policy_map[DEFAULT_POLICY_ID]
-            part = _readable(whole.policy_batches[DEFAULT_POLICY_ID])
-            gradients, info = policy.compute_gradients(part)
-            return gradients, {**info, "batch_count": samples.count}
-        found = {
-            policy_id: self.policy_map[policy_id].compute_gradients(part)
-            for policy_id, part in self._trained_parts(samples).items()
-        }
-        infos: dict[str, Any] = {policy_id: info for policy_id, (_, info) in found.items()}
-        by_policy = {policy_id: gradients for policy_id, (gradients, _) in found.items()}
-        return by_policy, {**infos, "batch_count": samples.count}
+        return self._learner.compute_gradients(samples, single_agent)
 
     def apply_gradients(self, grads: Any) -> None:
         """Applies gradients: a list to the default policy, a dict by the ids of policies.
@@ -845,13 +592,9 @@ class RolloutWorker(ParallelIteration):
         Raises:
             UnknownPolicyError: if there is no policy of an id; nothing is changed then.
         """
-        by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
-        policies = {policy_id: self.policy_map[policy_id] for policy_id in by_policy}
-        for policy_id, policy in policies.items():
-            if self.roster.trains(policy_id):
-                policy.apply_gradients(by_policy[policy_id])
+        self._learner.apply_gradients(grads)
 
-    # -- the rest -----------------------------------------------------------------------------
+    # -- environments -------------------------------------------------------------------------
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
         """Returns `func(env)` for each environment; `[]` without any."""
@@ -867,67 +610,10 @@ class RolloutWorker(ParallelIteration):
     def _sub_environments(self) -> list[Any]:
         return [] if self.environments is None else self.environments.get_sub_environments()
 
-    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Returns `func(self, *args, **kwargs)`."""
-        return func(self, *args, **kwargs)
-
-    def ping(self) -> str:
-        """Returns "pong"."""
-        return "pong"
-
-    def lock(self) -> None:
-        """Waits for this worker's own lock and takes it; nothing here takes it by itself."""
-        self._own_lock.acquire()
-
-    def unlock(self) -> None:
-        """Gives this worker's own lock back.
-
-        Raises:
-            RuntimeError: if nobody has it.
-        """
-        self._own_lock.release()
-
-    def trouble(self) -> str | None:
-        """Says what an environment hangs in, None if none does; may be asked from any thread."""
-        return None if self.watchdog is None else self.watchdog.trouble()
-
-    def get_host(self) -> str:
-        """Returns the computer's network name."""
-        return socket.gethostname()
-
-    def get_node_ip(self) -> str:
-        """Returns an address under which other computers may reach this one."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect(("192.0.2.1", 9))  # a test address (RFC 5737): nothing is sent
-                return str(probe.getsockname()[0])
-            except OSError:
-                return "127.0.0.1"
-
-    def find_free_port(self) -> int:
-        """Returns a port of this computer that is free at this moment."""
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("", 0))
-            return int(probe.getsockname()[1])
-
-    def setup_torch_data_parallel(
-        self, url: str = "", world_rank: int = 0, world_size: int = 1, backend: str = ""
-    ) -> NoReturn:
-        """Raises a `UsageError`: policies of TensorFlow do not learn in a torch process group."""
-        del url, world_rank, world_size, backend
-        raise UsageError(
-            "This worker does not support torch distributed: its policies are TensorFlow's. Let "
-            "several workers sample with `rollouts(num_rollout_workers=...)`."
-        )
-
-    def creation_args(self) -> dict[str, Any]:
-        """Returns the arguments that this worker was made with."""
-        return dict(self._creation_args)
-
     def stop(self) -> None:
         """Closes the environments and the policies' sessions; may be called again."""
         self._stopped = True
-        if hasattr(self, "roster"):
+        if hasattr(self, "policies"):
             for policy in self.policy_map.values():
                 policy.close()
         if self.environments is not None:
@@ -937,9 +623,26 @@ class RolloutWorker(ParallelIteration):
             self.watchdog.close()
 
 
-def _readable(batch: SampleBatch) -> SampleBatch:
-    """Returns the batch with its observations unpacked, leaving the caller's as it is."""
-    return batch.copy(shallow=True).decompress_if_needed()
+def _require_supported(tf_session_creator: Any, dataset_shards: Any, policy_class: Any) -> None:
+    """Checks arguments of a worker.
+
+    Raises:
+        ConfigError: if one is not supported.
+    """
+    if tf_session_creator != -1:
+        raise ConfigError(
+            "tf_session_creator is no longer an argument of a worker; give a session_creator "
+            "to a PolicyMap."
+        )
+    if dataset_shards is not None:
+        raise ConfigError("dataset_shards must be None: workers sample from environments.")
+    if policy_class is not None and not (
+        isinstance(policy_class, type) and issubclass(policy_class, Policy)
+    ):
+        raise ConfigError(
+            f"default_policy_class must be a subclass of Policy, got {policy_class!r}; "
+            "give the class to act with, for example PPOTF2Policy."
+        )
 
 
 def _as_config(config: Any, policy_class: Any) -> AlgorithmConfig:

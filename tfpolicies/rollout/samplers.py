@@ -37,7 +37,7 @@ def make_sampler(worker: Any, seed: Any) -> Sampler | None:
     return MultiAgentSampler(
         envs,
         worker.policy_map,
-        worker.roster,
+        worker.policies,
         count_agent_steps=config.count_steps_by == "agent_steps",
         observation_fn=config.observation_fn,
         **settings,

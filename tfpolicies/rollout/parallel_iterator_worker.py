@@ -1,4 +1,4 @@
-"""The methods by which old parallel iterators drew from a worker."""
+"""Methods by which RLlib's parallel iterators draw from a worker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from tfpolicies.errors import UsageError
 
 
-class ParallelIteration:
-    """Adds the methods to a class that has `sample()`."""
+class ParallelIteratorWorker:
+    """Base class of workers that parallel iterators draw from; a subclass has `sample()`."""
 
     _items: Iterator[Any] | None = None
     _slices: dict[int, list[deque[Any]]]  # by step: what was drawn for each start
@@ -38,7 +38,7 @@ class ParallelIteration:
             StopIteration: if the transformed iterator is at its end.
             UsageError: before `par_iter_init`; also an AssertionError.
         """
-        return next(self._begun())
+        return next(self._require_items())
 
     def par_iter_next_batch(self, batch_ms: int) -> list[Any]:
         """Returns the items that came in `batch_ms` milliseconds, at least one.
@@ -59,7 +59,7 @@ class ParallelIteration:
             UsageError: before `par_iter_init`, or unless `0 <= start < step`; also an
                 AssertionError.
         """
-        items = self._begun()
+        items = self._require_items()
         if not 0 <= start < step:
             raise UsageError(f"start must be from 0 to step - 1, got {start} of {step}.")
         waiting = self._slices.setdefault(step, [deque() for _ in range(step)])
@@ -82,15 +82,15 @@ class ParallelIteration:
 
     def _batch(self, draw: Callable[[], Any], batch_ms: int) -> list[Any]:
         end = time.perf_counter() + batch_ms / 1e3
-        found = [draw()]
+        items = [draw()]
         while time.perf_counter() < end:
             try:
-                found.append(draw())
+                items.append(draw())
             except StopIteration:
                 break
-        return found
+        return items
 
-    def _begun(self) -> Iterator[Any]:
+    def _require_items(self) -> Iterator[Any]:
         if self._items is None:
             raise UsageError("Call `par_iter_init(transform)` before drawing items.")
         return self._items

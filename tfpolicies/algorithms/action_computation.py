@@ -1,0 +1,81 @@
+"""Actions of a policy for single observations, ready for the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfpolicies.errors import UsageError
+
+
+def compute_env_action(
+    policy: Any,
+    observation: Any,
+    state: Any,
+    *,
+    input_dict: Mapping[str, Any] | None,
+    full_fetch: bool,
+    unsquash: bool | None,
+    clip: bool | None,
+    **inputs: Any,
+) -> Any:
+    """Returns the action for one observation; see `Algorithm.compute_single_action`.
+
+    Args:
+        policy: acts.
+        observation: as the environment gives it; or
+        input_dict: a dict with it as `obs`.
+        state: the memory of a recurrent policy.
+        full_fetch: whether to return `(action, state, extras)`.
+        unsquash: map from [-1, 1] to the Box's bounds; None for the policy's setting.
+        clip: clip to the Box's bounds; None for the policy's setting.
+        inputs: further arguments of `Policy.compute_single_action`.
+
+    Raises:
+        UsageError: if both or neither of `observation` and `input_dict` are given.
+    """
+    if (observation is None) == (input_dict is None):
+        raise UsageError("Give either observation or input_dict to compute_single_action.")
+    if policy.agent_connectors:
+        if input_dict is None:
+            observation = policy.agent_connectors.seen(observation)
+        else:
+            input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
+    action, states, extras = policy.compute_single_action(
+        observation, state, input_dict=input_dict, **inputs
+    )
+    action = policy.env_action(action, unsquash=unsquash, clip=clip)
+    if policy.action_connectors:
+        action = policy.action_connectors.done(action)
+    return (action, states, extras) if full_fetch or states else action
+
+
+def compute_env_actions(
+    compute: Callable[..., Any],
+    observations: Mapping[Any, Any],
+    *,
+    full_fetch: bool,
+    common: Mapping[str, Any],
+    **by_agent: Mapping[Any, Any] | None,
+) -> Any:
+    """Returns the actions for several agents; see `Algorithm.compute_actions`.
+
+    Args:
+        compute: returns `(action, state, extras)` of one observation.
+        observations: by agent id.
+        full_fetch: whether to return `(actions, states, extras)`.
+        common: arguments of `compute` for all agents.
+        by_agent: arguments of `compute` by agent id, each None for none; `state` is one of them.
+    """
+    results = {
+        agent: compute(
+            observation,
+            **{name: None if x is None else x[agent] for name, x in by_agent.items()},
+            **common,
+        )
+        for agent, observation in observations.items()
+    }
+    actions, states, extras = (
+        {agent: result[i] for agent, result in results.items()} for i in range(3)
+    )
+    return (actions, states, extras) if full_fetch or by_agent["state"] else actions

@@ -1,0 +1,111 @@
+"""The policies of an algorithm: added and removed in all workers that train or evaluate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfpolicies.algorithms.evaluator import Evaluator
+from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.errors import UnknownPolicyError, near_matches
+from tfpolicies.policy.policy import Policy
+from tfpolicies.rollout.policy_changes import (
+    MappingAndTrainable,
+    PolicyAddition,
+    PolicyTransaction,
+)
+
+
+class AlgorithmPolicies:
+    """Changes the policies of all workers of an algorithm, or of none.
+
+    Args:
+        workers: the workers that train.
+        evaluator: has those that evaluate.
+        check: of policies that are to be trained.
+    """
+
+    def __init__(self, workers: WorkerSet, evaluator: Evaluator, check: TrainableCheck) -> None:
+        self._workers = workers
+        self._evaluator = evaluator
+        self._check = check
+
+    def get(self, policy_id: str) -> Any:
+        """Returns the policy of an id.
+
+        Raises:
+            UnknownPolicyError: if there is none; the nearest ids are named.
+        """
+        worker = self._workers.local_worker()
+        policy = worker.get_policy(policy_id)
+        if policy is None:
+            policy_ids = sorted(worker.policy_map)
+            matches = near_matches(policy_id, policy_ids)
+            raise UnknownPolicyError(f"No policy {policy_id!r}; there are {policy_ids}.{matches}")
+        return policy
+
+    def add(
+        self, policy_id: str, policy_cls: Any, policy: Any, *, evaluation_workers: bool, **rest: Any
+    ) -> Policy:
+        """Adds a policy to all workers; see `Algorithm.add_policy`.
+
+        Args:
+            policy_id: of the policy.
+            policy_cls: its class; or
+            policy: the policy.
+            evaluation_workers: whether the workers that evaluate get it.
+            rest: further arguments of `RolloutWorker.add_policy`.
+        """
+        policies = self._workers.local_worker().policies
+        addition = PolicyAddition.from_arguments(
+            policies.policy_map, policy_id, policy_cls, policy, **rest
+        )
+        self._require_trainable(addition)
+        with PolicyTransaction() as transaction:
+            added = self._workers.add_within(transaction, addition)
+            if evaluation_workers and self._evaluator.workers is not None:
+                copy = self._evaluator.copy_of(added, policy_id)
+                mapping_fn = addition.policy_mapping_fn
+                evaluated = PolicyAddition(policy_id, policy=copy, policy_mapping_fn=mapping_fn)
+                self._evaluator.workers.add_within(transaction, evaluated)
+        return added
+
+    def _require_trainable(self, addition: PolicyAddition) -> None:
+        """Checks a policy that will surely be trained; see `TrainableCheck.require`."""
+        predicate: Any = addition.is_policy_to_train
+        if predicate is None:
+            predicate = self._workers.local_worker().is_policy_to_train
+        policy, spec = addition.policy, addition.spec
+        policy_class = type(policy) if spec is None else spec.policy_class
+        is_frozen = policy is not None and policy.holding.is_frozen
+        if not is_frozen and is_surely_trained(addition.policy_id, predicate):
+            self._check.require(addition.policy_id, policy_class)  # type: ignore[arg-type]
+
+    def remove(
+        self,
+        policy_id: str,
+        policy_mapping_fn: Any,
+        policies_to_train: Any,
+        *,
+        evaluation_workers: bool,
+    ) -> None:
+        """Removes a policy from all workers; see `Algorithm.remove_policy`."""
+        evaluating = self._evaluator.workers if evaluation_workers else None
+        if evaluating is not None:
+            evaluating.require_unmapped(policy_id, policy_mapping_fn)
+        self._workers.remove_policy(
+            policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
+        if evaluating is not None and policy_id in evaluating.local_worker().policy_map:
+            evaluating.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
+
+    def assign(self, roles: MappingAndTrainable) -> None:
+        """Sets in all workers which policy acts for which agent, and which are trained.
+
+        Args:
+            roles: the function, and the ids or function that say who is trained; None for all.
+        """
+        predicate = as_predicate(roles.policies_to_train)
+        self._workers.set_mapping_and_trainable(roles.policy_mapping_fn, predicate)
+        self._evaluator.assign(MappingAndTrainable(roles.policy_mapping_fn, predicate))

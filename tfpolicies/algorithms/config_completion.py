@@ -1,0 +1,92 @@
+"""The config of an algorithm, completed and checked before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.idioms import positional_config
+from tfpolicies.config.sectioned import as_overrides
+from tfpolicies.distributed.tune import default_config
+from tfpolicies.errors import ConfigError
+
+
+def complete_config(algorithm_class: Any, config: Any, env: Any) -> AlgorithmConfig:
+    """Returns the whole, valid config of an algorithm.
+
+    Args:
+        algorithm_class: the class of the algorithm.
+        config: a config, a dict of settings, or None.
+        env: the environment, if the config names none.
+
+    Raises:
+        ConfigError: if settings contradict each other, or `env` those of the config.
+    """
+    if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
+        raise ConfigError(positional_config(algorithm_class.__name__, config))
+    if not isinstance(config, AlgorithmConfig):
+        config = algorithm_class.get_default_config().update_from_dict(config or {})
+    if not isinstance(config, algorithm_class.config_class):
+        config = _add_defaults(algorithm_class, config)
+    if env is not None:
+        config = _set_environment(config, env)
+    _require_restorable(algorithm_class, config)
+    config.validate()
+    _require_spaces(config)
+    return config
+
+
+def _add_defaults(algorithm_class: Any, config: Any) -> AlgorithmConfig:
+    """Returns a general config with an algorithm's defaults where it says nothing.
+
+    Raises:
+        ConfigError: if it is the config of another algorithm.
+    """
+    if not issubclass(algorithm_class.config_class, type(config)):
+        raise ConfigError(
+            f"{algorithm_class.__name__} has settings that {type(config).__name__} lacks; begin "
+            f"with {algorithm_class.config_class.__name__}()."
+        )
+    return default_config(algorithm_class).update_from_dict(as_overrides(config))
+
+
+def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
+    """Checks that a config has no setting that a checkpoint of the algorithm could not bring back.
+
+    Raises:
+        ConfigError: naming a setting that the default config of the algorithm lacks.
+    """
+    if type(config) is algorithm_class.config_class:
+        return
+    default = default_config(algorithm_class)
+    expected, name = type(default).__name__, type(config).__name__
+    unknown = [setting for setting in config.to_dict() if setting not in default]
+    if unknown:
+        raise ConfigError(
+            f"{name} has the setting {unknown[0]!r}, but the config of {algorithm_class.__name__} "
+            f"is {expected}, which has no such setting, so that no checkpoint could be restored. "
+            f"Subclass {algorithm_class.__name__}, set `config_class = {name}` in it (or "
+            f'`later("{name}")` if the config is defined further down), and build that class.'
+        )
+
+
+def _require_spaces(config: AlgorithmConfig) -> None:
+    """Checks that there is an environment, or else what policies observe and how they act."""
+    has_spaces = config.observation_space is not None and config.action_space is not None
+    if config.env is None and not has_spaces and not config.is_multi_agent():
+        raise ConfigError(
+            "An algorithm needs an environment: config.environment('CartPole-v1'), or a class "
+            "of your own. One that only acts, evaluates or learns from your batches needs "
+            "config.environment(observation_space=..., action_space=...)."
+        )
+
+
+def _set_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:
+    """Returns a copy of a config with an environment, which must be its only one."""
+    if config.env not in (None, env):
+        raise ConfigError(
+            f"env must be given once: it is {env!r} as an argument and {config.env!r} in the "
+            "config."
+        )
+    return config.copy(copy_frozen=False).environment(env)

@@ -1,0 +1,139 @@
+"""Evaluations of an algorithm: those between iterations, beside them, and those users ask for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfpolicies.algorithms.evaluator import Evaluator, RunningEvaluation, as_metrics
+from tfpolicies.algorithms.learn import as_count
+from tfpolicies.errors import UsageError
+from tfpolicies.rollout.sampler import Played
+
+
+class EvaluationCalls:
+    """Evaluates the policies of an algorithm, and calls its callbacks.
+
+    Args:
+        algorithm: an `Algorithm`.
+        evaluator: plays the episodes.
+    """
+
+    def __init__(self, algorithm: Any, evaluator: Evaluator) -> None:
+        self._algorithm = algorithm
+        self._evaluator = evaluator
+        self._last: dict[str, Any] | None = None
+
+    def start(self) -> RunningEvaluation | None:
+        """Starts the evaluation of the next iteration, if it runs beside training."""
+        algorithm = self._algorithm
+        if not self._is_due(algorithm.iteration + 1):
+            return None
+        if not algorithm.config.evaluation_parallel_to_training:
+            return None
+        algorithm.callbacks.on_evaluate_start(algorithm=algorithm)
+        return self._evaluator.start()
+
+    def _is_due(self, iteration: int) -> bool:
+        interval = self._algorithm.config.evaluation_interval
+        return interval is not None and iteration % interval == 0
+
+    def add_to(self, result: dict[str, Any], running: RunningEvaluation | None) -> None:
+        """Adds the evaluation of an iteration that ended to its result, if there is one.
+
+        Args:
+            result: of the iteration.
+            running: what `start` returned before it.
+        """
+        algorithm = self._algorithm
+        if running is not None:
+            running.training_is_over.set()
+            result.update(self._report(running.played.result(), self._evaluator))
+        elif self._is_due(algorithm.iteration):
+            result.update(algorithm.evaluate())
+        elif algorithm.config.always_attach_evaluation_results and self._evaluator.workers:
+            result["evaluation"] = self._last or self._evaluator.no_metrics()
+
+    def evaluate(
+        self,
+        duration_fn: Callable[[int], int] | None,
+        episodes: int | None,
+        explore: bool | None,
+        **changes: Any,
+    ) -> dict[str, dict[str, Any]]:
+        """Plays episodes; see `Algorithm.evaluate`.
+
+        Args:
+            duration_fn: as there.
+            episodes: as there.
+            explore: as there.
+            changes: settings of this evaluation, None for the usual ones.
+        """
+        episodes = _check_duration(duration_fn, episodes)
+        algorithm = self._algorithm
+        algorithm.callbacks.on_evaluate_start(algorithm=algorithm)
+        with self._evaluator_for(episodes, explore, changes) as evaluator:
+            function = algorithm.config.custom_evaluation_function
+            if function is None:
+                return self._report(evaluator.play(duration_fn, episodes), evaluator)
+            workers = evaluator.prepare()
+            workers.follow(algorithm.worker)
+            metrics = function(algorithm, workers)
+        if not isinstance(metrics, dict):
+            name = getattr(function, "__qualname__", repr(function))
+            raise UsageError(
+                f"custom_evaluation_function {name} must return a dict of metrics, got "
+                f"{metrics!r:.200}; end it with `return summarize_episodes(episodes)`, or with "
+                "a dict of your own."
+            )
+        return self._announce(metrics)
+
+    @contextlib.contextmanager
+    def _evaluator_for(
+        self, episodes: int | None, explore: bool | None, changes: dict[str, Any]
+    ) -> Iterator[Evaluator]:
+        """Yields the evaluator of one call: the usual one, or another one."""
+        usual = self._evaluator
+        explore = usual.explore if explore is None else explore
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if changes:
+            if episodes is not None:
+                changes |= {"evaluation_duration": episodes, "evaluation_duration_unit": "episodes"}
+            evaluator = usual.changed(changes, explore)
+            try:
+                yield evaluator
+            finally:
+                evaluator.stop()
+            return
+        before, usual.explore = usual.explore, explore
+        try:
+            yield usual
+        finally:
+            usual.explore = before
+
+    def _report(self, played: Played, evaluator: Evaluator) -> dict[str, dict[str, Any]]:
+        workers = evaluator.prepare()
+        workers.tell_of_recreated()
+        return self._announce(as_metrics(played, workers))
+
+    def _announce(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        self._last = metrics
+        result = {"evaluation": metrics}
+        algorithm = self._algorithm
+        algorithm.callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=result)
+        return result
+
+
+def _check_duration(duration_fn: Any, episodes: Any) -> int | None:
+    """Checks how long an evaluation is to be; returns the number of episodes, if it is given."""
+    if not (duration_fn is None or callable(duration_fn)):
+        raise UsageError(
+            f"duration_fn must be a function or None, got {duration_fn!r:.200}. To play "
+            "20 episodes, write evaluate(episodes=20)."
+        )
+    if episodes is None:
+        return None
+    if duration_fn is not None:
+        raise UsageError("Give either duration_fn or episodes to evaluate, not both.")
+    return as_count("episodes", episodes)

@@ -1,0 +1,47 @@
+"""What every "auto" of a config became, in the config and in the line that a run starts with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfpolicies.reporting.console import counted
+
+
+def record_resolved(algorithm: Any) -> None:
+    """Records resolved settings in an algorithm's config, and prints them in one line."""
+    config, worker = algorithm.config, algorithm.worker
+    envs = algorithm.workers.num_envs()
+    length = config.fragment_length(envs)
+    config.record_resolved(rollout_fragment_length=length)
+    policies = [worker.get_policy(), *worker.policy_map.values()]
+    resolved = (each for each in policies if each is not None and each.acting.inference)
+    policy = next(resolved, None)  # the default one, or the first there is
+    if policy is None:
+        return
+    inference = policy.acting.inference
+    config.record_resolved(inference=inference, jit_compile=policy.config["jit_compile"])
+    if config.log_level != "ERROR":
+        print(
+            f"{type(algorithm).__name__}: acting through {inference}, learning through "
+            f"{policy.learning.compiled_as}, "
+            f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
+        )
+
+
+def warm_up_policies(
+    algorithm: Any, rows: int, num_epochs: int, minibatch_size: int | None
+) -> None:
+    """Traces and compiles what policies need; see `Algorithm.warm_up_policies`."""
+    worker, several = algorithm.worker, algorithm.workers.has_several_agents()
+    programs = set()
+    for policy_id, policy in worker.policy_map.items():
+        program = policy.holding.program
+        if program in programs:
+            continue
+        programs.add(program)
+        if not worker.policies.trains(policy_id):
+            _ = policy.acting.inference
+        elif several:
+            policy.learning.resolve()
+        else:
+            policy.learning.warm_up(rows, num_epochs, minibatch_size)

@@ -1,0 +1,72 @@
+"""Sampling of train batches: whole fragments of all workers, split by the policies they train."""
+
+from __future__ import annotations
+
+import time
+
+from tfpolicies.algorithms.diagnosis import RowSizes
+from tfpolicies.algorithms.results import Results
+from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
+from tfpolicies.distributed.worker_set import WorkerSet
+
+
+class TrainBatches:
+    """Samples the rows that a training step learns from, and counts them.
+
+    Args:
+        workers: sample.
+        results: has the counters and clocks of the run.
+        check: of policies that are trained.
+
+    Attributes:
+        env_share: environment steps per row to train on of the last train batch.
+        row_sizes: how large observations and rewards are.
+    """
+
+    def __init__(self, workers: WorkerSet, results: Results, check: TrainableCheck) -> None:
+        self._workers = workers
+        self._results = results
+        self._check = check
+        self.env_share = 1.0
+        self.row_sizes = RowSizes()
+
+    def sample(self, least: int, *, while_learning: bool) -> dict[str, SampleBatch]:
+        """Returns the rows of at least `least` steps, by the id of the policy that learns.
+
+        Args:
+            least: steps, as `count_steps_by` counts them.
+            while_learning: whether remote workers go on sampling after that.
+        """
+        started = time.perf_counter()
+        batch = self._sample_fragments(least, while_learning).as_multi_agent()
+        counters = self._results.counters
+        counters["num_env_steps_sampled"] += batch.env_steps()
+        counters["num_agent_steps_sampled"] += batch.agent_steps()
+        policies = self._workers.local_worker().policies
+        trained = {
+            policy_id: rows
+            for policy_id, rows in batch.policy_batches.items()
+            if policy_id in policies.policy_map and policies.trains(policy_id, batch)
+        }
+        self._check.require_sampled(trained, policies.policy_map)
+        for policy_id, rows in trained.items():
+            self.row_sizes.measure(policy_id, rows)
+        agent_steps = sum(rows.count for rows in trained.values())
+        self.env_share = batch.env_steps() / max(1, agent_steps)
+        self._results.spent("sample", started)
+        return trained
+
+    def _sample_fragments(self, least: int, while_learning: bool) -> SampleBatch | MultiAgentBatch:
+        workers = self._workers
+        batches: list[SampleBatch | MultiAgentBatch] = []
+        steps = 0
+        while steps < least:
+            sampled = workers.sample_ready() if while_learning else workers.sample()
+            fragments = [batch.decompress_if_needed() for batch in sampled]
+            batches += fragments
+            steps += sum(map(self._count_steps, fragments))
+        return concat_samples(batches)
+
+    def _count_steps(self, batch: SampleBatch | MultiAgentBatch) -> int:
+        return batch.agent_steps() if self._results.unit == "agent_steps" else batch.env_steps()

@@ -1,0 +1,52 @@
+"""The seeds of a worker: of its generators, and of its environments whenever episodes begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_EVALUATION_SEED = 10_000
+
+
+class EpisodeSeeds:
+    """Gives a worker's environments new seeds each time.
+
+    Args:
+        config: of the worker; without a seed there are none.
+        worker_index: of the worker.
+
+    Attributes:
+        used: how often seeds were given.
+    """
+
+    def __init__(self, config: Any, worker_index: int) -> None:
+        self._config = config
+        self._worker_index = worker_index
+        self.used = 0
+
+    @property
+    def worker_seed(self) -> int | None:
+        """The config's plus the worker's index (plus 10000 in evaluation); None without one."""
+        seed = self._config.seed
+        if seed is None:
+            return None
+        return int(seed + self._worker_index + _EVALUATION_SEED * self._config.in_evaluation)
+
+    def for_purpose(self, purpose: str) -> list[int] | None:
+        """Returns what seeds a generator of this worker, None if the config has no seed."""
+        if self._config.seed is None:
+            return None
+        return [self._config.seed, self._worker_index, sum(purpose.encode())]
+
+    def next(self, num_envs: int, *, evaluation: bool = False) -> list[int] | None:
+        """Returns a new seed for each environment, or None if the config has no seed.
+
+        They depend on the seed, the worker's index, the environment's index, and on how often this
+        was called.
+        """
+        calls, self.used = self.used, self.used + 1
+        seed = self._config.seed
+        if seed is None or not num_envs:
+            return None
+        seed += 1001 * self._worker_index + 1_000_003 * calls
+        seed += _EVALUATION_SEED if evaluation else 0
+        return [seed + i for i in range(num_envs)]

@@ -1,0 +1,194 @@
+"""Additions of policies as values, and transactions that make them in all workers or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
+from tfpolicies.errors import ConfigError, PolicyExistsError, UsageError
+from tfpolicies.policy.policy import Policy
+
+
+class MappingAndTrainable(NamedTuple):
+    """Which policy acts for which agent, and which policies are trained.
+
+    Attributes:
+        policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
+        policies_to_train: `f(policy_id, batch=None)`; None for all.
+    """
+
+    policy_mapping_fn: Any = None
+    policies_to_train: Any = None
+
+
+@dataclass(frozen=True)
+class PolicyAddition:
+    """A policy that is to be added to workers, and what changes with it.
+
+    Attributes:
+        policy_id: its id.
+        spec: what to make it of; or
+        policy: the policy itself. With neither, it is made of its state.
+        policy_state: its state, as `get_state` returned it; None for that of a new policy.
+        policy_mapping_fn: the new mapping function; None keeps the present one.
+        is_policy_to_train: `f(policy_id, batch=None)`; None keeps the present one.
+        calls_on_create: whether `on_create_policy` is called, as for each policy that is made.
+    """
+
+    policy_id: str
+    spec: PolicySpec | None = None
+    policy: Policy | None = None
+    policy_state: Mapping[str, Any] | None = None
+    policy_mapping_fn: Any = None
+    is_policy_to_train: ToTrain = None
+    calls_on_create: bool = False
+
+    @classmethod
+    def from_arguments(
+        cls,
+        policy_ids: Collection[str],
+        policy_id: str,
+        policy_cls: Any = None,
+        policy: Any = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        config: Any = None,
+        policy_state: Mapping[str, Any] | None = None,
+        policy_mapping_fn: Any = None,
+        policies_to_train: Any = None,
+        module_spec: Any = None,
+    ) -> PolicyAddition:
+        """Checks the arguments of `add_policy` and returns them as one value.
+
+        Args:
+            policy_ids: of the policies that exist.
+            policy_id: this and all others as `RolloutWorker.add_policy` takes them.
+            policy_cls: as there.
+            policy: as there.
+            observation_space: as there.
+            action_space: as there.
+            config: as there.
+            policy_state: as there.
+            policy_mapping_fn: as there.
+            policies_to_train: as there.
+            module_spec: as there.
+
+        Raises:
+            ConfigError: for an invalid id or mapping function, or a `module_spec`.
+            PolicyExistsError: if there is a policy of this id; also a KeyError.
+            UsageError: unless exactly one of class and instance is given, and is a policy; or if
+                `policies_to_train` says nothing about policies.
+        """
+        validate_policy_id(policy_id, error=True)
+        if module_spec is not None:
+            raise ConfigError(
+                "module_spec must be None: there are no RLModules here; give `policy_cls` and "
+                "`config={'model': ...}`."
+            )
+        require_new_id(policy_id, policy_ids)
+        _require_one(policy_cls, policy)
+        require_mapping_fn(policy_mapping_fn)
+        spec = None
+        if policy is None:
+            spec = PolicySpec(policy_cls, observation_space, action_space, config)
+        return cls(
+            policy_id,
+            spec,
+            policy,
+            policy_state,
+            policy_mapping_fn,
+            as_predicate(policies_to_train),
+            calls_on_create=policy is None,
+        )
+
+    def as_state(self, policy_state: Mapping[str, Any]) -> PolicyAddition:
+        """Returns the addition of the same policy to other workers, made of its state."""
+        return replace(self, spec=None, policy=None, policy_state=policy_state)
+
+
+def require_new_id(policy_id: str, policy_ids: Collection[str]) -> None:
+    """Checks that there is no policy of an id.
+
+    Raises:
+        PolicyExistsError: if there is one; also a KeyError.
+    """
+    if policy_id in policy_ids:
+        raise PolicyExistsError(
+            f"Policy ID {policy_id!r} already exists in policy map. Remove it first, or choose "
+            "another id."
+        )
+
+
+def _require_one(policy_cls: Any, policy: Any) -> None:
+    if (policy_cls is None) == (policy is None):
+        raise UsageError(
+            "Only one of `policy_cls` and `policy` must be given to add_policy, got "
+            f"policy_cls={policy_cls!r} and policy={policy!r}."
+        )
+    if policy is not None and not isinstance(policy, Policy):
+        raise UsageError(f"policy must be a Policy, got {policy!r}; give a class as `policy_cls`.")
+
+
+class HoldsPolicies(Protocol):
+    """A worker, or several, whose policies a transaction changes."""
+
+    def apply(self, addition: PolicyAddition) -> Any:
+        """Adds a policy."""
+
+    def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
+        """Removes a policy if it is there, and restores who acts and who is trained."""
+
+
+class PolicyTransaction:
+    """Adds policies to several workers; if anything fails, none of them has any.
+
+    Use it in a `with` statement. An error in the block takes back what `add` has done, in the
+    opposite order.
+
+    Example:
+        >>> class Names(list):
+        ...     def apply(self, addition):
+        ...         self.append(addition.policy_id)
+        ...     def revert(self, policy_id, before):
+        ...         self.remove(policy_id)
+        >>> names = Names()
+        >>> try:
+        ...     with PolicyTransaction() as transaction:
+        ...         transaction.add(names, PolicyAddition("p"), MappingAndTrainable())
+        ...         raise RuntimeError("another worker refused")
+        ... except RuntimeError:
+        ...     print(names)
+        []
+    """
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+
+    def __enter__(self) -> PolicyTransaction:
+        return self
+
+    def add(
+        self, workers: HoldsPolicies, addition: PolicyAddition, before: MappingAndTrainable
+    ) -> Any:
+        """Adds a policy to a worker, or to several.
+
+        Args:
+            workers: where it is added.
+            addition: what is added; no policy of its id may be there.
+            before: who acts and who is trained there so far.
+
+        Returns:
+            What `workers.apply` returns.
+        """
+        self._undo.callback(workers.revert, addition.policy_id, before)
+        return workers.apply(addition)
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is None:
+            self._undo.pop_all()
+        self._undo.close()

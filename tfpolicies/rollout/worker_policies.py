@@ -1,0 +1,374 @@
+"""The policies of a worker: which there are, which agents each acts for, and which are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.multi_agent import (
+    ToTrain,
+    as_predicate,
+    default_policy_mapping,
+    require_mapping_fn,
+)
+from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
+from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.errors import ConfigError, SpaceError, UnknownPolicyError, WeightsError
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.rollout.policy_changes import (
+    MappingAndTrainable,
+    PolicyAddition,
+    PolicyTransaction,
+    require_new_id,
+)
+from tfpolicies.rollout.worker_environments import Connectors, connectors_of
+
+MappingFn = Callable[..., str]
+
+
+class WorkerPolicies:
+    """The policies of a worker, with the mapping function and who is trained.
+
+    Every change is checked as a whole before anything happens.
+
+    Args:
+        worker: a `RolloutWorker`; its callback `on_create_policy` is called with each policy that
+            is made here. The policy's rows of connectors are there, if empty, for the callback to
+            append to.
+
+    Attributes:
+        policy_map: the policies.
+        specs: how each was made, by id; spaces are the environment's, before connectors.
+        policy_mapping_fn: the function that names a policy for an agent.
+        is_policy_to_train: `f(policy_id, batch=None)`; None where all are trained.
+        global_vars: the counters of the run, those of the worker.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        config: AlgorithmConfig = worker.config
+        self.config = config
+        self.specs: dict[str, PolicySpec] = {}
+        self.policy_mapping_fn: MappingFn = config.policy_mapping_fn
+        self.is_policy_to_train = as_predicate(config.policies_to_train)
+        self.global_vars: dict[str, Any] = worker.global_vars
+        self._worker = worker
+        self._on_create_policy = worker.callbacks.on_create_policy
+        self.policy_map = PolicyMap(
+            worker.worker_index,
+            worker.num_workers,
+            config.policy_map_capacity,
+            policy_states_are_swappable=config.policy_states_are_swappable,
+        )
+
+    # -- making -------------------------------------------------------------------------------
+
+    def complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
+        """Returns specs with class, spaces and whole configs; those of the config by default.
+
+        Spaces are what the environment gives and takes, before connectors.
+
+        Args:
+            policies: specs by policy id; None for those of the config.
+
+        Raises:
+            ConfigError: for spaces that nobody names.
+        """
+        worker = self._worker
+        env, spaces, envs = None, dict(worker.spaces), worker.environments
+        if isinstance(envs, MultiAgentEnvironments):
+            env = envs.get_sub_environments()[0]
+        elif envs is not None:
+            spaces.setdefault("__env__", (envs.observation_space, envs.action_space))
+        specs, _ = self.config.get_multi_agent_setup(
+            policies=policies,
+            env=env,
+            spaces=spaces or None,
+            default_policy_class=worker.default_policy_class,
+        )
+        return specs
+
+    def make(self, policy_id: str, spec: PolicySpec) -> Policy:
+        """Makes a policy of a complete spec, puts it in the map, and notifies the callback.
+
+        The spec's spaces are the environment's. The policy has those behind its own connectors.
+
+        Raises:
+            ConfigError: if the spec names no class or no spaces.
+            SpaceError: if the policy's connectors cannot be used for the spaces.
+        """
+        policy_class: Any = spec.policy_class
+        if policy_class is None:
+            raise ConfigError(
+                f"There is no class for the policy {policy_id!r}. Name one in its PolicySpec, or "
+                "give the worker a default_policy_class, for example PPOTF2Policy."
+            )
+        spaces = self._require_spaces(policy_id, spec)
+        config: AlgorithmConfig = spec.config if spec.config is not None else self.config
+        settings = _policy_settings(config, policy_class)
+        connectors = connectors_of(config)
+        if connectors is not None:
+            spaces = _connect(policy_id, connectors, spaces)
+        self.policy_map.create_policy(policy_id, policy_class, spaces[0], spaces[1], None, settings)
+        self.specs[policy_id] = spec
+        policy = self.policy_map[policy_id]
+        if connectors is not None:
+            policy.agent_connectors, policy.action_connectors = connectors
+        self._notify_created(policy_id, policy)
+        return policy
+
+    def _require_spaces(self, policy_id: str, spec: PolicySpec) -> tuple[Any, Any]:
+        if spec.observation_space is None or spec.action_space is None:
+            function: Any = self.policy_mapping_fn
+            is_set = function is not default_policy_mapping
+            name = getattr(function, "__qualname__", repr(function)) if is_set else "not set"
+            raise ConfigError(
+                f"There are no spaces for the policy {policy_id!r}: the environment's agents have "
+                f"different ones, and policy_mapping_fn ({name}) gives none of them to it. Let it "
+                f"return {policy_id!r} for an agent, by multi_agent(policy_mapping_fn=...) or "
+                "--policy-mapping, or give observation_space and action_space with the policy."
+            )
+        return spec.observation_space, spec.action_space
+
+    def _notify_created(self, policy_id: str, policy: Policy) -> None:
+        """Calls `on_create_policy`, which may put connectors into the rows of a policy."""
+        if policy.agent_connectors is None:
+            policy.agent_connectors = AgentConnectorPipeline()
+            policy.action_connectors = ActionConnectorPipeline()
+            policy.agent_connectors.connect(policy.observation_space)
+            policy.action_connectors.connect(policy.action_space)
+        self._on_create_policy(policy_id=policy_id, policy=policy)
+        if not (policy.agent_connectors or policy.action_connectors):
+            policy.agent_connectors = policy.action_connectors = None
+
+    def make_from_state(self, policy_id: str, state: Any) -> Policy:
+        """Returns a new policy of the class, spaces and config that a policy's state names.
+
+        Raises:
+            ConfigError: for an invalid id.
+            WeightsError: if the state names none.
+        """
+        validate_policy_id(policy_id, error=True)
+        spec = state.get("policy_spec") if isinstance(state, Mapping) else None
+        if spec is None:
+            raise WeightsError(
+                f"There is no policy {policy_id!r} here, and its state has no 'policy_spec' to "
+                "make it of. Add the policy first, or give what `get_state()` returned."
+            )
+        spaces = spec["observation_space"], spec["action_space"]
+        own = {"__policy_id": policy_id, "worker_index": self._worker.worker_index}
+        return spec["policy_class"](*spaces, {**spec["config"], **own})
+
+    # -- adding and removing ------------------------------------------------------------------
+
+    def add(self, addition: PolicyAddition) -> Policy:
+        """Adds a policy, or changes nothing; see `RolloutWorker.add_policy`.
+
+        Raises:
+            PolicyExistsError: if there is a policy of its id.
+            Exception: whatever making it raises.
+        """
+        with PolicyTransaction() as transaction:
+            return self.add_within(transaction, addition)
+
+    def add_within(self, transaction: PolicyTransaction, addition: PolicyAddition) -> Policy:
+        """Adds a policy as a part of a transaction.
+
+        Raises:
+            PolicyExistsError: if there is a policy of its id.
+        """
+        require_new_id(addition.policy_id, self.policy_map)
+        return transaction.add(self, addition, self.mapping_and_trainable)
+
+    def apply(self, addition: PolicyAddition) -> Policy:
+        """Adds a policy and what changes with it; after an error call `revert`.
+
+        A policy that is to be made of its state, and is there already, gets that state.
+        """
+        policy_id, state = addition.policy_id, addition.policy_state
+        if addition.spec is not None:
+            policy = self.make(
+                policy_id, self.complete_specs({policy_id: addition.spec})[policy_id]
+            )
+        else:
+            policy = self._take(addition)
+        if state is not None:
+            policy.set_state(state)
+        if policy_id not in self.specs:
+            self._adopt(policy_id, policy)
+        self.change(addition.policy_mapping_fn, addition.is_policy_to_train)
+        timestep = self.global_vars["timestep"]
+        if timestep and addition.spec is not None and state is None:
+            # Its schedules begin where the run is.
+            self.set_global_vars({"timestep": timestep}, policy_ids=[policy_id])
+        if addition.spec is None and addition.calls_on_create:
+            self._notify_restored(policy_id, policy)
+        return policy
+
+    def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
+        """Removes a policy if it is there, and sets who acts and who is trained.
+
+        The mapping is not compared with the agents there are.
+        """
+        if policy_id in self.policy_map:
+            self.remove(policy_id)
+        self.assign(before)
+
+    def _take(self, addition: PolicyAddition) -> Policy:
+        """Puts a policy that was made elsewhere, or is made of its state, in the map."""
+        policy_id, policy = addition.policy_id, addition.policy
+        if policy is None:
+            if policy_id in self.policy_map:
+                return self.policy_map[policy_id]
+            policy = self.make_from_state(policy_id, addition.policy_state)
+            policy.holding.check(addition.policy_state)
+        state = policy.holding.state
+        if state is not None and state.pager is not None:
+            policy = policy.copy(policy_id)
+        self.policy_map[policy_id] = policy
+        return policy
+
+    def _adopt(self, policy_id: str, policy: Policy) -> None:
+        """Gives a policy that was made elsewhere the connectors of its config, if it has none."""
+        pipelines = policy.agent_connectors, policy.action_connectors
+        connectors = connectors_of(policy.config) if pipelines == (None, None) else None
+        if connectors is not None:
+            policy.agent_connectors, policy.action_connectors = connectors
+            if not connectors[1].is_connected:
+                connectors[1].connect(policy.action_space)
+        agent = policy.agent_connectors
+        observation_space = policy.observation_space
+        if agent is not None and agent.is_connected:
+            observation_space = agent.space
+        self.specs[policy_id] = PolicySpec(
+            type(policy), observation_space, policy.action_space, policy.config
+        )
+
+    def _notify_restored(self, policy_id: str, policy: Policy) -> None:
+        """Calls `on_create_policy` with a policy whose state has the connectors it is to have."""
+        connectors = policy.agent_connectors, policy.action_connectors
+        policy.agent_connectors = policy.action_connectors = None
+        self._notify_created(policy_id, policy)
+        if connectors != (None, None):
+            policy.agent_connectors, policy.action_connectors = connectors
+
+    def remove(
+        self, policy_id: str, policy_mapping_fn: Any = None, policies_to_train: Any = None
+    ) -> None:
+        """Removes a policy, without comparing the mapping with the agents there are.
+
+        Args:
+            policy_id: of the policy.
+            policy_mapping_fn: the new mapping function; None keeps the present one.
+            policies_to_train: ids, or `f(policy_id, batch=None)`; None keeps the present ones.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
+        """
+        require_mapping_fn(policy_mapping_fn)
+        predicate = as_predicate(policies_to_train)
+        if policy_id not in self.policy_map:
+            raise UnknownPolicyError(
+                f"Policy ID {policy_id!r} is not in policy map; it has {sorted(self.policy_map)}."
+            )
+        del self.policy_map[policy_id]
+        self.specs.pop(policy_id, None)
+        self.global_vars["num_grad_updates_per_policy"].pop(policy_id, None)
+        self.change(policy_mapping_fn, predicate)
+
+    # -- who acts and who is trained ----------------------------------------------------------
+
+    @property
+    def mapping_and_trainable(self) -> MappingAndTrainable:
+        """Which policy acts for which agent, and which are trained."""
+        return MappingAndTrainable(self.policy_mapping_fn, self.is_policy_to_train)
+
+    def assign(self, roles: MappingAndTrainable) -> None:
+        """Sets which policy acts for which agent, and which are trained.
+
+        Args:
+            roles: a `policy_mapping_fn` of None keeps the present one; `policies_to_train` is a
+                function, or None for all.
+
+        Raises:
+            ConfigError: if the mapping is not a function; nothing is changed then.
+        """
+        require_mapping_fn(roles.policy_mapping_fn)
+        self.change(roles.policy_mapping_fn, None)
+        self.is_policy_to_train = roles.policies_to_train
+
+    def change(self, policy_mapping_fn: Any, predicate: ToTrain) -> None:
+        """Sets a mapping and a predicate, which were checked; None keeps the present one."""
+        if policy_mapping_fn is not None:
+            self.policy_mapping_fn = policy_mapping_fn
+        if predicate is not None:
+            self.is_policy_to_train = predicate
+
+    def trains(self, policy_id: str, batch: Any = None) -> bool:
+        """Whether a policy is trained on a batch."""
+        return self.is_policy_to_train is None or self.is_policy_to_train(policy_id, batch)
+
+    def get_trained(self, batch: Any = None) -> set[str]:
+        """Returns the ids of the policies that are trained on a batch."""
+        return {policy_id for policy_id in self.policy_map if self.trains(policy_id, batch)}
+
+    # -- weights and counters -----------------------------------------------------------------
+
+    def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
+        """Returns the weights by policy id, of all policies or of the one or those named."""
+        ids = select_ids(policies, list(self.policy_map))
+        return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
+
+    def set_global_vars(
+        self, global_vars: Mapping[str, Any], policy_ids: Collection[str] | None = None
+    ) -> None:
+        """Sets the counters of the run; see `RolloutWorker.set_global_vars`."""
+        counters = dict(global_vars)
+        updates = dict(counters.pop("num_grad_updates_per_policy", {}))
+        self.global_vars["timestep"] = counters["timestep"]
+        self.global_vars["num_grad_updates_per_policy"].update(updates)
+        for policy_id in select_ids(policy_ids, list(self.policy_map)):
+            if self.trains(policy_id):
+                counters["num_grad_updates"] = updates.get(policy_id)
+                self.policy_map.handle(policy_id).on_global_var_update(dict(counters))
+
+
+def select_ids(policies: Collection[str] | str | None, policy_ids: Collection[str]) -> list[str]:
+    """Returns those of `policy_ids` that are named in `policies`; all for None."""
+    if isinstance(policies, str):
+        policies = (policies,)
+    return [policy_id for policy_id in policy_ids if policies is None or policy_id in policies]
+
+
+def _policy_settings(config: AlgorithmConfig, policy_class: type) -> dict[str, Any]:
+    """Returns the settings that a policy of a class is made with."""
+    if issubclass(policy_class, TFPolicy):
+        settings = config.settings_for(policy_class.config_class)
+        settings.pop("framework", None)  # it chooses the class of policies that name none
+    else:
+        settings = config.to_dict()
+    if callable(settings["observation_filter"]):
+        settings["observation_filter"] = "NoFilter"  # a connector of the policy filters
+    return settings
+
+
+def _connect(policy_id: str, connectors: Connectors, spaces: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Connects a policy's connectors to the environment's spaces; returns the policy's.
+
+    Those that are connected already, because policies share them, stay as they are.
+    """
+    try:
+        observation_space, action_space = (
+            pipeline.output_space(space) if pipeline.is_connected else pipeline.connect(space)
+            for pipeline, space in zip(connectors, spaces, strict=True)
+        )
+    except SpaceError as error:
+        raise SpaceError(
+            f"The connectors of policy {policy_id!r} cannot be used for the spaces {spaces}: "
+            f"{error} Give the policy others, by `config={{'agent_connectors': [...]}}` in its "
+            "PolicySpec."
+        ) from error
+    return observation_space, action_space

@@ -1,0 +1,107 @@
+"""The state of a rollout worker: what `get_state` returns, and how it is restored."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.errors import WeightsError
+from tfpolicies.policy.policy import Policy
+from tfpolicies.rollout.observation_filters import ObservationFilters
+from tfpolicies.rollout.policy_changes import PolicyAddition, PolicyTransaction
+from tfpolicies.rollout.worker_policies import WorkerPolicies
+
+
+def make_state(policies: WorkerPolicies, filters: ObservationFilters) -> dict[str, Any]:
+    """Returns the state of a worker; see `RolloutWorker.get_state`."""
+    only_trained = policies.config.checkpoint_trainable_policies_only
+    policy_map = policies.policy_map
+    ids = [pid for pid in policy_map if not only_trained or policies.trains(pid)]
+    return {
+        "policy_ids": ids,
+        "policy_states": {pid: policy_map[pid].get_state() for pid in ids},
+        "policy_mapping_fn": policies.policy_mapping_fn,
+        "is_policy_to_train": policies.is_policy_to_train,
+        "filters": filters.copy(),
+        "global_vars": copy.deepcopy(policies.global_vars),
+    }
+
+
+def restore_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
+    """Restores the state of a worker; see `RolloutWorker.set_state`."""
+    checked = _check(policies, state)
+    with PolicyTransaction() as transaction:
+        for policy_id, policy_state in state["policy_states"].items():
+            if policy_id in checked.new_policies:
+                policy = checked.new_policies[policy_id]
+                addition = PolicyAddition(policy_id, policy=policy, policy_state=policy_state)
+                policies.add_within(transaction, addition)
+            else:
+                policies.policy_map[policy_id].set_state(policy_state)
+    policies.change(checked.policy_mapping_fn, None)
+    if "is_policy_to_train" in state:
+        policies.is_policy_to_train = checked.is_policy_to_train  # None, too: all are
+    if state.get("global_vars"):
+        policies.set_global_vars(state["global_vars"])
+
+
+class _CheckedState(NamedTuple):
+    """What a state holds beside the states of policies, and the policies that it adds."""
+
+    is_policy_to_train: ToTrain
+    policy_mapping_fn: Any
+    new_policies: dict[str, Policy]
+
+
+def _check(policies: WorkerPolicies, state: Any) -> _CheckedState:
+    policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
+    if not isinstance(policy_states, Mapping):
+        raise WeightsError(
+            "A state of a worker must be a dict with 'policy_states', as `get_state()` gives "
+            f"it; got {state!r:.200}."
+        )
+    to_train = as_predicate(state.get("is_policy_to_train"))
+    mapping_fn = state.get("policy_mapping_fn")
+    require_mapping_fn(mapping_fn)
+    new_policies = {}
+    for policy_id, policy_state in policy_states.items():
+        if policy_id in policies.policy_map:
+            policy = policies.policy_map.handle(policy_id)
+        else:
+            policy = policies.make_from_state(policy_id, policy_state)
+            new_policies[policy_id] = policy
+        policy.holding.check(policy_state)
+    return _CheckedState(to_train, mapping_fn, new_policies)
+
+
+def restore_sampling(
+    worker: Any,
+    seeds_used: int,
+    rng: np.random.Generator | None,
+    global_vars: Mapping[str, Any],
+    sampler_state: Mapping[str, Any] | None,
+) -> None:
+    """Continues from a checkpoint: its running episodes, or new ones with the next sample.
+
+    Args:
+        worker: a `RolloutWorker`.
+        seeds_used: how often its environments were given seeds.
+        rng: the sampler's generator. A worker without environments has none in its checkpoint; this
+            worker keeps its own then.
+        global_vars: the counters of the run.
+        sampler_state: of the running episodes; None for new ones.
+    """
+    worker.seeds.used = seeds_used
+    worker.global_vars.clear()
+    worker.global_vars.update(global_vars)
+    if worker.sampler is None:
+        return
+    if rng is not None:
+        worker.sampler.rng = rng
+    worker.has_episodes = sampler_state is not None
+    if sampler_state is not None:
+        worker.sampler.set_state(sampler_state)
