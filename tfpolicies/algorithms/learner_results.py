@@ -37,8 +37,8 @@ class LearnerResultCheck:
             raise UsageError(
                 f"{type(self._algorithm).__name__}.training_step must return a dict with the "
                 "results of policies by their ids, such as what super().training_step() returns, "
-                f"or {{}}; got {learner!r:.200}. Put numbers of your own into the result in the callback "
-                "on_train_result."
+                f"or {{}}; got {learner!r:.200}. Put numbers of your own into the result in the "
+                "callback on_train_result."
             )
         for policy_id, result in learner.items():
             policy = policies.handle(policy_id)
