@@ -26,6 +26,7 @@ from benchmarks.hostile_arrays import array_file_attempt, changed_array_files
 from benchmarks.hostile_onnx import make_hostile, onnx_loaders
 from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig, PPOTF2Policy
 from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.algorithms.run_state import get_progress
 from tfpolicies.cli.serving import play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.sources import find_run
@@ -503,7 +504,7 @@ def algorithm_victims(root: Path, single: Algorithm, algorithm: Algorithm) -> di
         found = {pid: policy.get_state() for pid, policy in algorithm.worker.policy_map.items()}
         for each in found.values():
             each.pop("policy_spec", None)
-        return {"policies": found, "progress": repr(algorithm.progress())}
+        return {"policies": found, "progress": repr(get_progress(algorithm))}
 
     def restored(rng: random.Random) -> Attempt:
         hostile = root / "algorithm hostile"

@@ -375,7 +375,7 @@ def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_bro
     assert sum(m.episode_faulty for m in metrics) == 1
     assert "`step` of environment 1 of worker 0 hangs for " in caplog.text
     assert "time.sleep(1.0)" in caplog.text
-    assert worker.trouble() is None
+    assert worker.watchdog.trouble() is None
     worker.stop()
     Breaking.made.clear()
     strict = worker_of(source, "hang", restart=False, env_step_timeout_s=0.4)

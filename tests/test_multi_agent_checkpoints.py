@@ -10,6 +10,7 @@ import pytest
 from multi_agent_worlds import Staggered, own_policy
 
 from tfpolicies import PPO, DefaultCallbacks, Policy, PolicySpec, PPOConfig, PPOTF2Policy
+from tfpolicies.algorithms.run_state import get_progress
 
 
 class SavedStaggered(Staggered):
@@ -113,7 +114,7 @@ def test_what_was_reported_of_episodes_is_part_of_a_checkpoint(
     algorithm.save(tmp_path)
     given = {"env": Relay, "callbacks": callbacks}
     other = PPO.from_checkpoint(tmp_path, policy_mapping_fn=by_type, config=given)
-    assert other.progress() == algorithm.progress()
+    assert get_progress(other) == get_progress(algorithm)
     left, right = (x.train() for x in (algorithm, other))
     names = ["num_faulty_episodes", "episode_len_mean", "episode_reward_min", "policy_reward_min"]
     for name in [*names, "custom_metrics"]:

@@ -190,9 +190,8 @@ class WorkerPolicies:
         """
         policy_id, state = addition.policy_id, addition.policy_state
         if addition.spec is not None:
-            policy = self.make(
-                policy_id, self.complete_specs({policy_id: addition.spec})[policy_id]
-            )
+            specs = self.complete_specs({policy_id: addition.spec})
+            policy = self.make(policy_id, specs[policy_id])
         else:
             policy = self._take(addition)
         if state is not None:
