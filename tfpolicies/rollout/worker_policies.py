@@ -45,7 +45,6 @@ class WorkerPolicies:
         specs: how each was made, by id; spaces are the environment's, before connectors.
         policy_mapping_fn: the function that names a policy for an agent.
         is_policy_to_train: `f(policy_id, batch=None)`; None where all are trained.
-        global_vars: the counters of the run, those of the worker.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -54,7 +53,6 @@ class WorkerPolicies:
         self.specs: dict[str, PolicySpec] = {}
         self.policy_mapping_fn: MappingFn = config.policy_mapping_fn
         self.is_policy_to_train = as_predicate(config.policies_to_train)
-        self.global_vars: dict[str, Any] = worker.global_vars
         self._worker = worker
         self._on_create_policy = worker.callbacks.on_create_policy
         self.policy_map = PolicyMap(
@@ -63,6 +61,12 @@ class WorkerPolicies:
             config.policy_map_capacity,
             policy_states_are_swappable=config.policy_states_are_swappable,
         )
+
+    @property
+    def global_vars(self) -> dict[str, Any]:
+        """The counters of the run, which the worker has."""
+        counters: dict[str, Any] = self._worker.global_vars
+        return counters
 
     # -- making -------------------------------------------------------------------------------
 

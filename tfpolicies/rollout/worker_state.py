@@ -96,8 +96,7 @@ def restore_sampling(
         sampler_state: of the running episodes; None for new ones.
     """
     worker.seeds.used = seeds_used
-    worker.global_vars.clear()
-    worker.global_vars.update(global_vars)
+    worker.global_vars = dict(global_vars)
     if worker.sampler is None:
         return
     if rng is not None:
