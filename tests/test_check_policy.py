@@ -18,8 +18,8 @@ from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Polic
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.models.distributions import DiagGaussian, SquashedGaussian
+from tfpolicies.policy.compiled_driver import OverriddenActing
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.program_parts import OverriddenActing
 from tfpolicies.testing import check_policy, random_batch
 from tfpolicies.testing.checking import CHECKS
 from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv

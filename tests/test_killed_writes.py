@@ -131,9 +131,9 @@ def test_a_stopped_process_that_freezes_is_not_waited_for_without_end(tmp_path, 
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(StashError, match=r"in use by another process for 0\.1 s.*may be stopped"):
         policies.freeze("a")
-    assert not policies["a"].holding.is_frozen
+    assert not policies["a"].driver.is_frozen
     os.close(descriptor)
-    assert policies.freeze("a").holding.is_frozen
+    assert policies.freeze("a").driver.is_frozen
     policies.close()
 
 

@@ -20,7 +20,7 @@ from tfpolicies import (
     RolloutWorker,
 )
 from tfpolicies.errors import UsageError
-from tfpolicies.policy import by_methods
+from tfpolicies.policy import overrides
 
 ACTING = ("compute_actions", "compute_actions_from_input_dict")
 SAMPLING = (*ACTING, "get_initial_state", "is_recurrent", "num_state_tensors")
@@ -178,8 +178,8 @@ def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_
 def test_acting_by_methods_gives_what_the_program_gives(space):
     plain, own = (make(x, actions=space) for x in (PPOTF2Policy, recording(PPOTF2Policy, *ACTING)))
     obs = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)]
-    wanted, columns = plain.acting.columns(obs)
-    found, own_columns = own.acting.columns(obs)
+    wanted, columns = plain.driver.acting.act(obs)
+    found, own_columns = own.driver.acting.act(obs)
     assert own.called == ["compute_actions_from_input_dict", "compute_actions"]
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     assert found.dtype == wanted.dtype == space.dtype
@@ -359,11 +359,11 @@ def test_policies_act_together_by_their_own_methods():
 
 
 def test_every_method_that_is_driven_by_the_page_is_in_this_file():
-    driven = {*by_methods.ACTING, *by_methods.LOADING, *by_methods.UPDATING, *by_methods.WEIGHTS}
+    driven = {*overrides.ACTING, *overrides.LOADING, *overrides.UPDATING, *overrides.WEIGHTS}
     assert driven <= {*SAMPLING, *LEARNING, *EVALUATION}
 
 
 def test_a_policy_that_overrides_nothing_is_driven_by_its_program():
     assert PPOTF2Policy._overridden == frozenset()
     policy = make()
-    assert policy.acting is policy.acting.shared
+    assert policy.driver.acting is policy.driver.acting.stackable

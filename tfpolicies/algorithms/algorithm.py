@@ -53,8 +53,8 @@ from tfpolicies.errors import (
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
 from tfpolicies.models.work import limit_work
-from tfpolicies.policy import by_methods
 from tfpolicies.policy.checkpoints import path_of
+from tfpolicies.policy.driver import validate_result
 from tfpolicies.policy.policy import Policy
 from tfpolicies.reporting.console import counted
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -338,16 +338,16 @@ class Algorithm(metaclass=_AnsweringMeta):
         several = self.workers.has_several_agents()
         known = set()
         for policy_id, policy in self.worker.policy_map.items():
-            program = policy.holding.program
+            program = policy.driver.program
             if program in known:
                 continue
             known.add(program)
             if not self.worker.roster.trains(policy_id):
-                _ = policy.acting.inference
+                _ = policy.driver.acting.inference
             elif several:
-                policy.learning.resolve()
+                policy.driver.learning.resolve()
             else:
-                policy.learning.warm_up(rows, num_epochs, minibatch_size)
+                policy.driver.learning.warm_up(rows, num_epochs, minibatch_size)
 
     # -- parts of a training step -------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         }
         for policy_id in trained.keys() - self._served:
             policy = self.get_policy(policy_id)
-            if not policy.holding.is_frozen:
+            if not policy.driver.is_frozen:
                 self._require_served(policy_id, type(policy))
         for policy_id, batch in trained.items():
             self._row_sizes.measure(policy_id, batch)
@@ -540,7 +540,9 @@ class Algorithm(metaclass=_AnsweringMeta):
         sampling = seconds["sample"] - sampled_before
         learning = time.perf_counter() - started - sampling
         policies = self.worker.policy_map
-        loading = sum(policies.handle(pid).learning.take_seconds_loading() for pid in learner)
+        loading = sum(
+            policies.handle(pid).driver.learning.take_seconds_loading() for pid in learner
+        )
         loading = min(loading, learning)  # some of it may be of batches before
         seconds["load"] += loading
         seconds["learn"] += learning - loading
@@ -586,7 +588,7 @@ class Algorithm(metaclass=_AnsweringMeta):
                 "on_train_result."
             )
         for policy_id, result in learner.items():
-            by_methods.updated(known.handle(policy_id), "learn_on_batch", result)
+            validate_result(known.handle(policy_id), "learn_on_batch", result)
             self._check_result(policy_id, result)
 
     def _check_result(self, policy_id: str, result: Mapping[str, Any]) -> None:
@@ -596,7 +598,7 @@ class Algorithm(metaclass=_AnsweringMeta):
             NonFiniteError: if one is not finite; what the policy made of it stays.
         """
         policy = self.worker.policy_map.handle(policy_id)
-        if policy.learning.finds_non_finite:
+        if policy.driver.learning.detects_non_finite:
             return  # it looked at more than that
         stats = result.get("learner_stats") or {}
         found = first_bad({name: x for name, x in stats.items() if "loss" in name})
@@ -790,7 +792,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         before = messages.roster_of(self.worker)
         predicate = before.policies_to_train if policies_to_train is None else policies_to_train
         kind = policy_cls if policy is None else type(policy)
-        is_frozen = policy is not None and policy.holding.is_frozen
+        is_frozen = policy is not None and policy.driver.is_frozen
         is_trained = not is_frozen and is_surely_trained(policy_id, as_predicate(predicate))
         if kind is not None and is_trained:
             self._require_served(policy_id, kind)
@@ -975,9 +977,11 @@ class Algorithm(metaclass=_AnsweringMeta):
                 observation = policy.agent_connectors.seen(observation)
             else:
                 input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
-        action, states, extras = policy.compute_single_action(
+        action, states, extras = policy.driver.acting.act_single(
             observation,
             state,
+            unsquash=unsquash_action,
+            clip=clip_action,
             prev_action=prev_action,
             prev_reward=prev_reward,
             info=info,
@@ -986,7 +990,6 @@ class Algorithm(metaclass=_AnsweringMeta):
             explore=explore,
             timestep=timestep,
         )
-        action = policy.env_action(action, unsquash=unsquash_action, clip=clip_action)
         if policy.action_connectors:
             action = policy.action_connectors.done(action)
         return (action, states, extras) if full_fetch or states else action
@@ -1309,7 +1312,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         worker = self._evaluator.prepare().local_worker()
         worker.seeds_used = seeds_used
         for policy_id, rng in generators.items():
-            generator = worker.policy_map.handle(policy_id).holding.generator
+            generator = worker.policy_map.handle(policy_id).driver.generator
             if generator is not None:
                 generator.bit_generator.state = rng.bit_generator.state
 
@@ -1325,16 +1328,16 @@ class Algorithm(metaclass=_AnsweringMeta):
         length = self.config.fragment_length(envs)
         self.config.record_resolved(rollout_fragment_length=length)
         found = [self.worker.get_policy(), *self.worker.policy_map.values()]
-        resolved = (each for each in found if each is not None and each.acting.inference)
+        resolved = (each for each in found if each is not None and each.driver.acting.inference)
         policy = next(resolved, None)  # the default one, or the first there is
         if policy is None:
             return
-        inference = policy.acting.inference
+        inference = policy.driver.acting.inference
         self.config.record_resolved(inference=inference, jit_compile=policy.config["jit_compile"])
         if self.config.log_level != "ERROR":
             print(
                 f"{type(self).__name__}: acting through {inference}, learning through "
-                f"{policy.learning.compiled_as}, "
+                f"{policy.driver.learning.compile_mode}, "
                 f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
             )
 

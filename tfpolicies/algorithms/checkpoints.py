@@ -273,7 +273,7 @@ def _roster_record(roster: Any) -> dict[str, Any]:
 def _evaluation_record(worker: Any) -> Any:
     if worker is None:
         return None
-    own = {pid: policy.holding.generator for pid, policy in worker.policy_map.items()}
+    own = {pid: policy.driver.generator for pid, policy in worker.policy_map.items()}
     generators = {pid: encode_generator(rng) for pid, rng in own.items() if rng is not None}
     return {"seeds_used": worker.seeds_used, "rngs": generators}
 

@@ -151,7 +151,7 @@ class Evaluator:
             if name in own and is_equal(own[name], change.trained)
         }
         asked = {name for name in changed if changes[name].is_asked_for} - {"explore"}
-        return policy.holding.changed_copy(policy_id, changed, anew=bool(asked))
+        return policy.driver.copy_with_settings(policy_id, changed, rebuild=bool(asked))
 
     def _changes(self, policy_class: type) -> dict[str, _Change]:
         """Returns the settings that are others in evaluation for policies of a class, by name."""

@@ -310,7 +310,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         """Returns the columns of a batch that learning reads."""
-        names = self.get_policy(policy_id).learning.columns(batch)
+        names = self.get_policy(policy_id).driver.learning.select_columns(batch)
         return SampleBatch({name: batch[name] for name in names})
 
     def _updates_due(self, rows: int) -> int:
@@ -377,7 +377,7 @@ class OffPolicyAlgorithm(Algorithm):
             batch = given
             if batch is None:
                 batch = self.replay_buffer.sample(size * len(now), policy_id)
-            result = policy.learning.replay(batch, None if reports_rows else size, now)
+            result = policy.driver.learning.replay(batch, None if reports_rows else size, now)
             self._set_priorities(policy_id, batch, result)
         return {**result, "num_agent_steps_trained": len(follows) * size}
 

@@ -161,7 +161,7 @@ class PPO(Algorithm):
         batches = self.sample_train_batch()
         config, results = self.config, {}
         for policy_id, batch in batches.items():
-            learning = self.get_policy(policy_id).learning
+            learning = self.get_policy(policy_id).driver.learning
             results[policy_id] = learning.train(
                 batch,
                 config.num_sgd_iter,

@@ -333,7 +333,7 @@ class WorkerSet:
             messages.remove_policy(self._local, policy_id, before)
             self._remotes.call(messages.remove_policy, policy_id, before)
             raise
-        self._sent[policy_id] = added.holding.version
+        self._sent[policy_id] = added.driver.version
         return added
 
     def _require_sendable(self, arguments: Mapping[str, Any]) -> None:
@@ -457,7 +457,7 @@ class WorkerSet:
 
     def _now(self, policy_id: str) -> Any:
         policies = self._local.policy_map
-        return policies.handle(policy_id).holding.version if policy_id in policies else None
+        return policies.handle(policy_id).driver.version if policy_id in policies else None
 
     def follow(self, leader: RolloutWorker) -> None:
         """Makes the policies of all workers act like those of a worker of another set.
@@ -473,9 +473,9 @@ class WorkerSet:
                 continue
             policy = leader.policy_map.handle(policy_id)
             own: Any = local.policy_map.handle(policy_id)
-            now = policy.holding.version
+            now = policy.driver.version
             if now is None or self._followed.get(policy_id) != now:
-                own.holding.take_over(leader.policy_map[policy_id])
+                own.driver.copy_from(leader.policy_map[policy_id])
                 theirs = messages.own_filter_of(policy)
                 for name, mine in messages.own_filter_of(own).items():
                     mine.sync(theirs[name])

@@ -132,7 +132,7 @@ class Archive:
             ) from error
         policy.policy_id = policy_id
         if stash is self.frozen:
-            policy.holding.state.frozen_as = policy_id
+            policy.driver.state.frozen_as = policy_id
         return policy
 
     def arrived(self, entry: Entry) -> list[str]:

@@ -162,7 +162,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """
         policy = self.handle(policy_id)
         state = self._paged(policy)
-        if state is None and policy.holding.state is not None:
+        if state is None and policy.driver.state is not None:
             raise UsageError(
                 f"The policy {policy_id!r} is a guest here: its memory belongs to another "
                 "PolicyMap. Ask that one, or put a copy here: `policy.copy()`."
@@ -202,8 +202,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             before = self._policies.get(policy_id)
             if before is not policy:
-                if policy.holding.state is not None:
-                    self._take(policy_id, policy, policy.holding.state, before)
+                if policy.driver.state is not None:
+                    self._take(policy_id, policy, policy.driver.state, before)
                 self._policies[policy_id] = policy
                 self._archive.replaced(policy_id)
                 self.specs.pop(policy_id, None)
@@ -235,7 +235,7 @@ class PolicyMap(MutableMapping[str, Policy]):
                 stays until the next flush.
         """
         state = self._paged(policy)
-        is_guest = state is None and policy.holding.state is not None
+        is_guest = state is None and policy.driver.state is not None
         if self._count(policy) or is_guest:
             return
         policy.close()
@@ -387,7 +387,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             config["__session_creator"] = create
         policy: Any = policy_cls(observation_space, action_space, config)
         if create is not None:
-            policy.holding.program.runtime.open(policy.holding.state)
+            policy.driver.program.runtime.open(policy.driver.state)
         self[policy_id] = policy
         override = dict(config_override or {})
         self.specs[policy_id] = PolicySpec(policy_cls, observation_space, action_space, override)
@@ -417,7 +417,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         validate_policy_id(target, error=True)
         policy = original.copy(target)
         for name, value in hyperparameters.items():
-            policy.holding.set_hyper(name, value)
+            policy.driver.set_hyperparameter(name, value)
         with self._lock:
             present: Any = None
             if target in self:
@@ -459,13 +459,13 @@ class PolicyMap(MutableMapping[str, Policy]):
             FrozenPolicyError: if it is frozen; likewise.
             UsageError: for a hand-written policy.
         """
-        held = self.handle(policy_id).holding
-        held.require_changeable()
-        drawing: Any = held.generator if rng is None else rng
-        before = {name: held.hyper(name) for name in names}
+        driver = self.handle(policy_id).driver
+        driver.require_changeable()
+        drawing: Any = driver.generator if rng is None else rng
+        before = {name: driver.get_hyperparameter(name) for name in names}
         after = {name: value * float(drawing.choice(factors)) for name, value in before.items()}
         for name, value in after.items():
-            held.set_hyper(name, value)
+            driver.set_hyperparameter(name, value)
         return after
 
     # -- acting -------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             found = [
                 (state.last_used, policy_id)
                 for policy_id, policy in self._policies.items()
-                if (state := policy.holding.state) is not None and state.is_in_memory
+                if (state := policy.driver.state) is not None and state.is_in_memory
             ]
         return [policy_id for _, policy_id in sorted(found)]
 
@@ -586,15 +586,15 @@ class PolicyMap(MutableMapping[str, Policy]):
             self._policies.clear()
             self.specs.clear()
             for policy in filter(None, (each() for each in held)):
-                self._pager.leave(policy.holding.state)
+                self._pager.leave(policy.driver.state)
             self._archive.close()
 
     def _close_sessions(self) -> None:
         for policy in self._policies.values():
-            if self._paged(policy) is None and policy.holding.state is not None:
+            if self._paged(policy) is None and policy.driver.state is not None:
                 continue  # a guest
             policy.close()
-            program = policy.holding.program
+            program = policy.driver.program
             if program is not None and self.session_creator is not None:
                 program.runtime.drop_idle(self.session_creator)
 
@@ -617,7 +617,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """Makes a policy that waits in the stash."""
         entry = self._archive.waiting[policy_id]
         policy = self._archive.make(policy_id)
-        state, is_own = policy.holding.state, self._archive.owns(entry)
+        state, is_own = policy.driver.state, self._archive.owns(entry)
         self._pager.adopt(entry.name, state, _release(policy, state), entry.stash, is_own=is_own)
         self._policies.update(dict.fromkeys(self._archive.arrived(entry), policy))
 
@@ -642,14 +642,14 @@ class _Values(ValuesView[Policy]):
 
 def _release(policy: Any, state: Any) -> Callable[[], None]:
     """Returns what is called when a policy's variables leave memory."""
-    return functools.partial(policy.holding.program.runtime.release, state)
+    return functools.partial(policy.driver.program.runtime.release, state)
 
 
 def _takes_states_of(policy: Policy | None, other: Policy) -> bool:
     """Whether a policy is of the same kind as another, and may change."""
-    if policy is None or policy.holding.program is None:
+    if policy is None or policy.driver.program is None:
         return False
-    mine, theirs = policy.holding, other.holding
+    mine, theirs = policy.driver, other.driver
     return mine.program is theirs.program and not mine.is_frozen
 
 

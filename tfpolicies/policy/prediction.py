@@ -10,7 +10,8 @@ import numpy as np
 from tfpolicies.batch.leaves import unbatched
 from tfpolicies.errors import UsageError, show_value
 from tfpolicies.models.spaces import Leaf, leaves, pick
-from tfpolicies.policy.session import Memory, Session
+from tfpolicies.policy.recurrent_state import RecurrentState
+from tfpolicies.policy.session import PolicySession
 
 
 def predict(
@@ -36,7 +37,7 @@ def predict(
     if changes:
         rows = [agent.seen(row) for row in rows]
         obs = _stack(rows) if batched else rows[0]
-    session = Session(policy, _count_rows(policy, obs) if batched else None, explore=explore)
+    session = PolicySession(policy, _count_rows(policy, obs) if batched else None, explore=explore)
     if state is not None:
         _restore(session.memory, state)
     result = session.act(obs, reward)
@@ -73,7 +74,7 @@ def _stack(rows: Sequence[Any]) -> Any:
     return np.stack([np.asarray(row) for row in rows])
 
 
-def _restore(memory: Memory, state: Any) -> None:
+def _restore(memory: RecurrentState, state: Any) -> None:
     """Has a memory continue from a state.
 
     Raises:

@@ -45,7 +45,7 @@ def require_fitting_spaces(
         SpaceError: naming both spaces.
     """
     given = (observation_space, action_space)
-    for name, own, mine in zip(_NAMES, given, policy.holding.spaces, strict=True):
+    for name, own, mine in zip(_NAMES, given, policy.driver.spaces, strict=True):
         if not isinstance(mine, gym.Space) or not isinstance(own, gym.Space) or mine is own:
             continue
         acts = name == "action_space"

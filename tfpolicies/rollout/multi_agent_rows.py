@@ -17,7 +17,7 @@ from tfpolicies.envs.vector import copier
 from tfpolicies.finite import real
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
-from tfpolicies.policy.session import Memory
+from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.columns import require_same_columns
 from tfpolicies.rollout.episode import own_columns
 
@@ -219,7 +219,7 @@ class PolicyRows:
         self.policy_id = policy_id
         self.policy = policy
         self._whose = f"observation that policy {policy_id!r} is to act on"
-        self.asks_for_episodes: bool = policy.acting.asks_for_episodes
+        self.asks_for_episodes: bool = policy.driver.acting.reads_episodes
         self.connection: Any = None  # a Connection
         self.stacker = Stacker(policy.observation_space)
         self.leaves = self.stacker.leaves
@@ -229,7 +229,7 @@ class PolicyRows:
         kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
         self.table = Table({"record:": ((), np.int64), **kinds})
         self.acted: tuple[str, ...] = ()  # the names of the columns of acting
-        self.memory = Memory(policy, 1)
+        self.memory = RecurrentState(policy, 1)
         self.finals: dict[int, list[np.ndarray]] = {}
         self.waiting: list[tuple[Any, Part, Sequence[Any]]] = []
 

@@ -229,8 +229,8 @@ class MultiAgentSampler(Sampler):
             self.metrics.append(metrics)
         for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
             policy = self._present(policy_id)
-            if policy is not None and policy.acting.follows_episodes:
-                policy.acting.next_episode()
+            if policy is not None and policy.driver.acting.resets_per_episode:
+                policy.driver.acting.start_episode()
 
     def _metrics_of(self, episode: MultiAgentEpisode) -> RolloutMetrics:
         return episode.metrics(self.times.means(), self._connections.metrics(episode))
@@ -407,7 +407,7 @@ class MultiAgentSampler(Sampler):
         firsts = first + np.cumsum([0, *map(len, seats)])
         calls = [
             ColumnsCall(
-                rows.memory.acting,
+                rows.memory.driver.acting,
                 obs := self._observed(rows, own),
                 *rows.memory.inputs(obs, own),
                 self._around(rows) if rows.asks_for_episodes else _NOTHING,

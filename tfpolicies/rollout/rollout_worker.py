@@ -370,8 +370,8 @@ class RolloutWorker(ParallelIteration):
         rng = self._require_sampler().rng
         results: dict[str, Any] = {}
         for policy_id, rows in parts.items():
-            learning, size = self.policy_map[policy_id].learning, sgd_minibatch_size or rows.count
-            results[policy_id] = learning.update(rows, num_sgd_iter, size, rng=rng)
+            driver, size = self.policy_map[policy_id].driver, sgd_minibatch_size or rows.count
+            results[policy_id] = driver.learning.update(rows, num_sgd_iter, size, rng=rng)
         return results, batch.count
 
     def get_metrics(self) -> list[RolloutMetrics]:
@@ -618,7 +618,7 @@ class RolloutWorker(ParallelIteration):
     @property
     def filters(self) -> dict[str, Any]:
         """The running statistics of observations by policy id, of policies that have any."""
-        found = {pid: policy.holding.filters for pid, policy in self.policy_map.items()}
+        found = {pid: policy.driver.filters for pid, policy in self.policy_map.items()}
         return {pid: own["filter"] for pid, own in found.items() if "filter" in own}
 
     @property
@@ -660,7 +660,7 @@ class RolloutWorker(ParallelIteration):
             each.snapshot().sync(new_filters[policy_id])
         for policy_id, each in own.items():
             each.sync(new_filters[policy_id])
-            self.policy_map.handle(policy_id).holding.apply_filters()
+            self.policy_map.handle(policy_id).driver.apply_filters()
 
     def flush_filters(self) -> None:
         """Lets the statistics of what was sampled take effect in filters.
@@ -669,7 +669,7 @@ class RolloutWorker(ParallelIteration):
         that what was acted on and what is learned from are normalised alike.
         """
         for policy in self.policy_map.values():
-            policy.learning.flush_filters()
+            policy.driver.learning.flush_filters()
 
     def get_state(self) -> dict[str, Any]:
         """Returns what `set_state` restores: policies, mapping, who is trained, counters.
@@ -739,7 +739,7 @@ class RolloutWorker(ParallelIteration):
                 policy = self.policy_map.handle(policy_id)
             else:
                 policy = made[policy_id] = self._policy_of_state(policy_id, each)
-            policy.holding.check(each)
+            policy.driver.check_state(each)
         return to_train, mapping_fn, made
 
     def _policy_of_state(self, policy_id: str, state: Any) -> Policy:

@@ -143,7 +143,7 @@ class Roster:
         if policy is None:
             policy = self.make(policy_id, spec or PolicySpec())
         else:
-            state = policy.holding.state
+            state = policy.driver.state
             if state is not None and state.pager is not None:
                 policy = policy.copy(policy_id)
             self.policy_map[policy_id] = policy

@@ -104,7 +104,7 @@ class Sampler(abc.ABC):
         Raises:
             ConfigError: if it needs whole episodes.
         """
-        if policy.acting.follows_episodes and not self._complete:
+        if policy.driver.acting.resets_per_episode and not self._complete:
             raise ConfigError(
                 f"exploration_config={{'type': 'ParameterNoise'}}{whose} disturbs the weights for "
                 "a whole episode, so it needs batch_mode='complete_episodes', got "
@@ -113,7 +113,7 @@ class Sampler(abc.ABC):
 
     def _reads_infos(self, policy: Any) -> bool:
         """Whether the policy or a callback reads the infos that are in batches."""
-        return policy.learning.by_trajectory or self._gives_batches
+        return policy.driver.learning.postprocesses_trajectories or self._gives_batches
 
     def _tell(self, moment: str, episode: Any, env_index: int) -> None:
         """Calls the callback for a moment of an episode, or of the error that ended one."""

@@ -73,14 +73,14 @@ def runtimes(subject: Subject) -> str:
         name = "onnx" if name == "auto" else name
         what, worst, actor = RUNTIMES[name].name, 0.0, _actor(program, name)
         names = [port.name for port in program.act_layout.ports()]
-        own = policy.holding.generator
+        own = policy.driver.generator
         for rows in (1, ROWS):
             inputs = subject.inputs(rows, rng)
             params = policy.exploration.params(policy.global_timestep, True)
             noise = explorer.draw_noise(own, rows, params)
             found = []
             for runner in (actor, program.runtime):
-                acted = runner.run(policy.holding.state, inputs, noise, params)
+                acted = runner.run(policy.driver.state, inputs, noise, params)
                 arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
                 found.append(dict(zip(names, arrays, strict=True)))
             expected = f"{what} to act as TensorFlow does on {rows} rows"

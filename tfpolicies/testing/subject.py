@@ -49,7 +49,7 @@ class Subject:
         self.rows = rows
         self.seed = seed
         self.exports = exports
-        self.is_tf = policy.holding.program is not None
+        self.is_tf = policy.driver.program is not None
         self.state = copy.deepcopy(policy.get_state())
         self.leaves = action_leaves(policy.action_space)
         self.ports = ports_of(policy)
@@ -60,7 +60,7 @@ class Subject:
         A `TFPolicy` is made by `from_state`; a hand-written one is copied, which a class can refine
         by `__deepcopy__`.
         """
-        return self.original.holding.twin(copy.deepcopy(self.state))
+        return self.original.driver.make_copy(copy.deepcopy(self.state))
 
     def rng(self) -> np.random.Generator:
         """Returns a new generator, the same for each check."""
@@ -85,7 +85,7 @@ class Subject:
     @property
     def learns(self) -> bool:
         """Whether the policy's class says how it learns."""
-        return self.original.learning.learns
+        return self.original.driver.learning.learns
 
     def needs_learning(self) -> None:
         """Ends a check of learning for policies that only act."""
@@ -97,7 +97,7 @@ def ports_of(policy: Policy) -> InputPorts:
     """Returns the inputs of acting of any policy, hand-written or not."""
     return InputPorts(
         policy.observation_space,
-        tuple(policy.acting.views),
+        tuple(policy.driver.acting.views),
         tuple(np.shape(part) for part in policy.get_initial_state()),
     )
 
