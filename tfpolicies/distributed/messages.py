@@ -202,8 +202,9 @@ def take_news(worker: RolloutWorker, news: News) -> None:
     for policy_id in known:
         policy = worker.policy_map.handle(policy_id)
         policy.global_timestep = news.timesteps[policy_id]
-        if policy_id in news.hyper:
-            policy.driver.state.hyper[...] = news.hyper[policy_id]
+        state = policy.driver.state
+        if state is not None and policy_id in news.hyper:
+            state.hyper[...] = news.hyper[policy_id]
     take_filters(worker, news.filters)
     if news.global_vars is not None:
         worker.set_global_vars(news.global_vars)

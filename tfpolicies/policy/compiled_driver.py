@@ -284,7 +284,8 @@ class CompiledDriver(PolicyDriver):
         policy, source = self.policy, other.driver
         if not isinstance(source, CompiledDriver) or not self._has_variables_like(source.program):
             raise UsageError(f"{policy!r} cannot act like {other!r}, which is of another kind.")
-        layout, parts = self.program.layout, ACTING
+        layout = self.program.layout
+        parts: tuple[str, ...] = ACTING
         if all(layout.of(x) == source.program.layout.of(x) for x in layout.networks):
             parts = (*layout.networks, "filter")
         with source.state.lock:

@@ -160,7 +160,7 @@ class Acting(_Part):
         if infos is not None:
             inputs["infos"] = list(infos)
         result = policy.compute_actions_from_input_dict(
-            SampleBatch({**inputs, **self._memory(states)}),
+            SampleBatch({**inputs, **self._name_memory(states)}),
             explore=explore,
             timestep=policy.global_timestep,
             episodes=episodes,
@@ -233,7 +233,7 @@ class Acting(_Part):
     def start_episode(self) -> None:
         """Notes that an episode ended and the next one begins."""
 
-    def _memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
+    def _name_memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
         """Returns a memory by the names that it has in an input dict."""
         if not states:
             return {}

@@ -69,7 +69,7 @@ def _methods_changed(policy_class: Any, name: str) -> None:
 
 
 def _subclasses(policy_class: type) -> list[type]:
-    direct = type.__subclasses__(policy_class)
+    direct: list[type] = type.__subclasses__(policy_class)
     return [*direct, *(each for below in direct for each in _subclasses(below))]
 
 

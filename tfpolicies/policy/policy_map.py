@@ -580,13 +580,11 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.flush()
         with self._lock:
             self._close_sessions()
-            own = [policy for policy in self._policies.values() if self._paged(policy) is not None]
-            held = [weakref.ref(policy) for policy in set(own)]
-            del own
+            own = [weakref.ref(x) for x in {*self._policies.values()} if self._paged(x) is not None]
             self._policies.clear()
             self.specs.clear()
-            for policy in filter(None, (each() for each in held)):
-                self._pager.leave(policy.driver.state)
+            for policy in filter(None, (reference() for reference in own)):
+                self._pager.leave(policy._pageable)
             self._archive.close()
 
     def _close_sessions(self) -> None:
