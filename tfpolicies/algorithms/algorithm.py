@@ -995,13 +995,14 @@ class Algorithm(metaclass=_AnsweringMeta):
         return (action, states, extras) if full_fetch or states else action
 
     def _known_policy(self, policy_id: str) -> Any:
-        policy = self.worker.get_policy(policy_id)
-        if policy is None:
-            known = sorted(self.worker.policy_map)
+        policies = self.worker.policy_map
+        try:
+            return policies.handle(policy_id)
+        except UnknownPolicyError:
+            names = sorted(policies)
             raise UnknownPolicyError(
-                f"No policy {policy_id!r}; there are {known}.{near_matches(policy_id, known)}"
-            )
-        return policy
+                f"No policy {policy_id!r}; there are {names}.{near_matches(policy_id, names)}"
+            ) from None
 
     def export_policy_model(
         self,

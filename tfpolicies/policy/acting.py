@@ -50,6 +50,8 @@ class CompiledActing(Acting):
     """
 
     reads_episodes = False
+    has_own_single_action = False
+    """Whether the policy has a `compute_single_action` of its own."""
 
     def __init__(self, policy: TFPolicy) -> None:
         super().__init__(policy)
@@ -172,7 +174,7 @@ class CompiledActing(Acting):
         **arguments: Any,
     ) -> SingleAction:
         """Acts on one observation; see `Acting.act_single`."""
-        if "compute_single_action" in self.policy._overridden:
+        if self.has_own_single_action:
             return super().act_single(obs, state, unsquash=unsquash, clip=clip, **arguments)
         try:
             outputs, explore = self.run_single(obs, state, **arguments)
@@ -181,7 +183,8 @@ class CompiledActing(Acting):
         env_actions = outputs.env_actions
         if unsquash is not None or clip is not None:
             env_actions = self.to_env(outputs.actions, unsquash=unsquash, clip=clip)
-        env_action = nest(self._action_space, [x[0].copy() for x in env_actions])
+        rows = [x[0].copy() for x in env_actions]
+        env_action = rows[0] if self._is_flat else nest(self._action_space, rows)
         _, states, extras = self.first_row(outputs, explore=explore)
         return SingleAction(env_action, states, extras)
 
@@ -209,7 +212,8 @@ class CompiledActing(Acting):
         """
         del info, episode, kwargs
         if input_dict is None and self._reads_obs_only and state is None and obs is not None:
-            inputs = self.inputs_to_act_on(with_batch_axis(obs))
+            is_array = isinstance(obs, np.ndarray)
+            inputs = self.inputs_to_act_on(obs[None] if is_array else with_batch_axis(obs))
         else:
             row = input_dict or make_row(obs, state, prev_action, prev_reward)
             batch = add_batch_axis(row)

@@ -216,6 +216,7 @@ class CompiledDriver(PolicyDriver):
     def choose_parts(self) -> None:
         """Acts by the Program, unless the policy has methods of its own that act."""
         policy = self.policy
+        policy._acting.has_own_single_action = "compute_single_action" in policy._overridden
         is_compiled = policy._overridden.isdisjoint(overrides.ACTING)
         self.acting = policy._acting if is_compiled else OverriddenActing(policy)
 

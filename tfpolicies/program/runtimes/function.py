@@ -83,11 +83,16 @@ class Traced:
 
 def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
     """Does what `tf.nest.map_structure` does with dicts, lists and tuples, in less time."""
+    if isinstance(arrays, np.ndarray):
+        return place(arrays)
     if isinstance(arrays, dict):
-        return {name: _mapped(place, each) for name, each in arrays.items()}
+        return {
+            name: place(part) if isinstance(part, np.ndarray) else _mapped(place, part)
+            for name, part in arrays.items()
+        }
     if isinstance(arrays, list | tuple):
-        found = [_mapped(place, each) for each in arrays]
-        return found if isinstance(arrays, list) else tuple(found)
+        parts = [_mapped(place, part) for part in arrays]
+        return parts if isinstance(arrays, list) else tuple(parts)
     return place(arrays)
 
 
