@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -26,9 +26,6 @@ from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
-
-if TYPE_CHECKING:
-    from tfpolicies.policy.tf_policy import TFPolicy
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
 _AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
@@ -53,7 +50,7 @@ class CompiledActing(Acting):
     has_own_single_action = False
     """Whether the policy has a `compute_single_action` of its own."""
 
-    def __init__(self, policy: TFPolicy) -> None:
+    def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         self.program = program = policy.program
         self.state = policy._state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,17 +17,13 @@ from tfpolicies.program.program import Program
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState
 
-if TYPE_CHECKING:
-    from tfpolicies.policy.policy import Policy
-    from tfpolicies.policy.tf_policy import TFPolicy
-
 _KEPT = ("agent_connectors", "action_connectors", "_views")
 
 
 class OverriddenActing(Acting):
     """Acts by the methods that a policy has of its own; the Program filters and maps actions."""
 
-    def __init__(self, policy: TFPolicy) -> None:
+    def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         self._compiled = policy._acting
         self.views = self._compiled.views
@@ -61,7 +57,7 @@ class OverriddenActing(Acting):
 class CompiledLearning(Learning):
     """Lets a policy learn by its Program."""
 
-    def __init__(self, policy: TFPolicy) -> None:
+    def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         self._learner = policy._learner
         self._state = policy._state
@@ -206,7 +202,7 @@ class CompiledDriver(PolicyDriver):
     state: PolicyState
     program: Program
 
-    def __init__(self, policy: TFPolicy) -> None:
+    def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         self.state = policy._state
         self.program = policy.program
@@ -276,7 +272,7 @@ class CompiledDriver(PolicyDriver):
         """Sets a hyper-parameter of this policy alone; see `TFPolicy.set_hyper`."""
         self.policy.set_hyper(name, value)
 
-    def copy_from(self, other: Policy) -> None:
+    def copy_from(self, other: Any) -> None:
         """Takes over weights, filter and time step of a policy with such a model.
 
         Raises:
@@ -303,13 +299,13 @@ class CompiledDriver(PolicyDriver):
         own = self.program
         return own is other or all(own.layout.of(x) == other.layout.of(x) for x in ACTING)
 
-    def make_copy(self, state: Mapping[str, Any]) -> Policy:
+    def make_copy(self, state: Mapping[str, Any]) -> Any:
         """Returns another policy of the class, made of a state of `get_state`."""
         return type(self.policy).from_state(state)
 
     def copy_with_settings(
         self, policy_id: str, settings: Mapping[str, Any], *, rebuild: bool
-    ) -> Policy:
+    ) -> Any:
         """Returns a copy with other settings; see `PolicyDriver.copy_with_settings`."""
         changed = super().copy_with_settings(policy_id, settings, rebuild=rebuild)
         if not rebuild:

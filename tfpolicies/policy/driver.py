@@ -30,7 +30,6 @@ from tfpolicies.policy.input_dict import name_memory
 from tfpolicies.policy.recurrent_state import flatten_memory, unflatten_memory
 
 if TYPE_CHECKING:
-    from tfpolicies.policy.policy import Policy
     from tfpolicies.program.program import Program
     from tfpolicies.state import PolicyState
 
@@ -45,7 +44,7 @@ _warned: weakref.WeakSet[type] = weakref.WeakSet()
 class _Part:
     """A part of a driver. It does not keep its policy, so that this goes with its last handle."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Any) -> None:
         self._reference = weakref.ref(policy)
 
     @property
@@ -431,7 +430,7 @@ class PolicyDriver(_Part):
     program: Program | None = None
     auto_settings: Collection[str] = ()
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         self.learning = Learning(policy)
         self.choose_parts()
@@ -513,7 +512,7 @@ class PolicyDriver(_Part):
     def _untunable(self) -> UsageError:
         return UsageError(f"{self.policy!r} has no hyper-parameters that the map knows of.")
 
-    def copy_from(self, other: Policy) -> None:
+    def copy_from(self, other: Any) -> None:
         """Takes over from a policy with the same model all that acting depends on.
 
         Raises:
@@ -527,15 +526,15 @@ class PolicyDriver(_Part):
             if name in other.filters:
                 running.sync(other.filters[name])
 
-    def make_copy(self, state: Mapping[str, Any]) -> Policy:
+    def make_copy(self, state: Mapping[str, Any]) -> Any:
         """Returns another policy of the class, spaces and config, with a state of `get_state`."""
-        result: Policy = copy.deepcopy(self.policy)
+        result: Any = copy.deepcopy(self.policy)
         result.set_state(state)
         return result
 
     def copy_with_settings(
         self, policy_id: str, settings: Mapping[str, Any], *, rebuild: bool
-    ) -> Policy:
+    ) -> Any:
         """Returns a copy with other settings.
 
         Args:
@@ -545,12 +544,12 @@ class PolicyDriver(_Part):
                 made anew, with the connectors and the further attributes of the present one.
         """
         del rebuild
-        result: Policy = self.policy.copy(policy_id)
+        result: Any = self.policy.copy(policy_id)
         result.config.update(settings)
         return result
 
 
-def validate_result(policy: Policy, method: str, result: Any) -> Mapping[str, Any]:
+def validate_result(policy: Any, method: str, result: Any) -> Mapping[str, Any]:
     """Returns what a method of a class gave for an update.
 
     Raises:
@@ -585,7 +584,7 @@ def _check_result(result: Any, method: str) -> tuple[Any, Any, Mapping[str, Any]
     )
 
 
-def _warn_of_range(policy: Policy, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
+def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
     """Warns, once for each class, of an action that `normalize_actions` does not expect."""
     policy_class = type(policy)
     if policy_class in _warned:

@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from tfpolicies.policy.overrides import LOADING, UPDATING
 from tfpolicies.program.columns import LearnBatch, kind_of, travelling_columns
 from tfpolicies.program.failed_update import Reason
 from tfpolicies.program.minibatches import draw_minibatches
-
-if TYPE_CHECKING:
-    from tfpolicies.policy.tf_policy import TFPolicy
 
 logger = logging.getLogger("tfpolicies")
 
@@ -39,7 +36,7 @@ class Learner:
         seconds_loading: spent on making columns of batches, since somebody set it to 0.
     """
 
-    def __init__(self, policy: TFPolicy) -> None:
+    def __init__(self, policy: Any) -> None:
         self._reference = weakref.ref(policy)
         self._state = policy._state
         self._program = policy.program

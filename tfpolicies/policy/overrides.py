@@ -11,12 +11,9 @@ import inspect
 import logging
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tfpolicies import ported
-
-if TYPE_CHECKING:
-    from tfpolicies.policy.policy import Policy
 
 logger = logging.getLogger("tfpolicies")
 
@@ -43,7 +40,7 @@ METHODS = frozenset(
 """The methods that a driver with a Program leaves out, unless they are a policy's own."""
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
-_policies: weakref.WeakSet[Policy] = weakref.WeakSet()
+_policies: weakref.WeakSet[Any] = weakref.WeakSet()
 """The policies that have a driver."""
 
 
@@ -73,7 +70,7 @@ def _subclasses(policy_class: type) -> list[type]:
     return [*direct, *(each for below in direct for each in _subclasses(below))]
 
 
-def register(policy: Policy) -> None:
+def register(policy: Any) -> None:
     """Has a policy told when a method of its class is replaced."""
     _policies.add(policy)
 
