@@ -13,6 +13,7 @@ from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.errors import UsageError
 from tfpolicies.policy import overrides
 from tfpolicies.policy.driver import Acting, Learning, PolicyDriver, validate_result
+from tfpolicies.program.minibatches import is_input
 from tfpolicies.program.program import Program
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState
@@ -127,7 +128,7 @@ class CompiledLearning(Learning):
         by_methods = bool(policy._overridden & names) or self._learner.sees_minibatches()
         policy_class = type(policy)
         moves = getattr(policy_class, "update_target", None)
-        moves_inside = "follows" in policy.program.runtime.signatures.along
+        moves_inside = is_input(policy.program.runtime.signatures.step_inputs.update_targets)
         own = moves is not policy_class._moves_target or (moves is not None and not moves_inside)
         if own and not by_methods and minibatch_size is None:
             result = self._learner.epochs(batch, 1, None, shuffle=False)
@@ -136,7 +137,9 @@ class CompiledLearning(Learning):
             return result
         if by_methods or own:
             return super().replay(batch, minibatch_size, update_targets)
-        return self._learner.epochs(batch, 1, minibatch_size, shuffle=False, follows=update_targets)
+        return self._learner.epochs(
+            batch, 1, minibatch_size, shuffle=False, update_targets=update_targets
+        )
 
     def adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the policy's coefficients as its class says."""

@@ -101,18 +101,18 @@ class Learner:
         minibatch_size: int | None,  # None: all rows
         *,
         shuffle: bool,
-        follows: np.ndarray | None = None,
+        update_targets: np.ndarray | None = None,
     ) -> dict[str, Any]:
         """Updates by all minibatches of all epochs; see `TFPolicy.learn_epochs`.
 
-        Followers move behind the updates for which `follows`, 0/1 `[K]`, says so.
+        Target networks are updated after the updates that `update_targets`, 0/1 `[K]`, names.
         """
         self._state.require_changeable()
         self.discover()
         custom = self._announced(batch)
         ready = self.read(batch, minibatch_size)
         how = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": shuffle}
-        result = self._update(ready, ready.count, **how, follows=follows)
+        result = self._update(ready, ready.count, **how, update_targets=update_targets)
         sampled_at = getattr(batch, "num_grad_updates", None) or 0
         result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
         return {**result, "custom_metrics": custom}

@@ -92,7 +92,7 @@ def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
         }
     if isinstance(arrays, list | tuple):
         parts = [_mapped(place, part) for part in arrays]
-        return parts if isinstance(arrays, list) else tuple(parts)
+        return arrays._make(parts) if hasattr(arrays, "_make") else type(arrays)(parts)
     return place(arrays)
 
 
