@@ -37,6 +37,7 @@ FLOORS = {
     "program": 2,
     "export": 2.5,
     "policy": 3,
+    "policy_map": 3.3,
     "serving": 3,
     "foreign": 3.5,
     "rollout": 4,

@@ -890,7 +890,7 @@ def test_frozen_policies_count_no_bytes_and_evict_nobody_else():
 
 
 def test_at_most_so_many_frozen_policies_are_mapped(monkeypatch):
-    monkeypatch.setattr("tfpolicies.storage.paging._MOST_MAPPED", 2)
+    monkeypatch.setattr("tfpolicies.policy_map.paging._MOST_MAPPED", 2)
     m = map_of("a", "b", "c", "d", "e")
     for policy_id in "abc":
         m.freeze(policy_id)
@@ -933,7 +933,7 @@ def test_what_is_not_flushed_is_not_found_and_what_is_deleted_neither(tmp_path):
     m["c"] = make()
     del m["b"]
     a = m["a"]
-    m._archive._held.release()  # as if the process had ended
+    m._store._held.release()  # as if the process had ended
     again = PolicyMap(path=tmp_path)
     assert list(again) == ["a"]
     assert number_of(again["a"]) == number_of(a) == 1
@@ -1126,7 +1126,7 @@ def test_a_frozen_policy_whose_owner_deleted_it_goes_on(tmp_path):
 
 def test_a_freeze_cut_short_is_finished_by_the_next(tmp_path, monkeypatch):
     m = map_of("a", path=tmp_path)
-    monkeypatch.setattr(m._archive, "write_record", lambda *x: 1 / 0)
+    monkeypatch.setattr(m._store, "write_record", lambda *x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         m.freeze("a")
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from marking import telling
 from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.policy_map.stacked_acting import compute_actions
 from tfpolicies.program.runtimes import stacked
 from tfpolicies.program.runtimes.stacked import without_gathers
 

@@ -21,7 +21,7 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
 from tfpolicies.envs.vector import single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
-from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
+from tfpolicies.policy_map.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces

@@ -26,7 +26,7 @@ from tfpolicies.envs.repairs import Watchdog
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.parallel_iteration import ParallelIteration
 from tfpolicies.rollout.roster import (

@@ -22,8 +22,8 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout.worker_environments import Connectors, connectors_of
 
 MappingFn = Callable[..., str]
