@@ -62,8 +62,7 @@ class Room:
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._limit is None:
-            available = available_memory()
-            self._limit = available // 2 if available is not None else 2**63
+            self._limit = available_memory() // 2
         in_memory = self.bytes_in_memory + size <= self._limit
         try:
             made = (_in_memory if in_memory else self._in_file)(shape, dtype, size)

@@ -61,7 +61,7 @@ def content_of(file: FileIO, limit: int | None = None) -> bytes:
         OSError: if it cannot be read, or has more bytes than the limit, or than there is memory.
     """
     size, room = size_of(file), available_memory() if limit is None else limit
-    if room is not None and size > room:
+    if size > room:
         raise OSError(errno.EFBIG, f"it has {size} bytes, more than {room}", str(file.name))
     parts: list[bytes] = []
     while size > 0 and (part := file.read(size)):  # one part, unless a signal comes
