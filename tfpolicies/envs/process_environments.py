@@ -296,7 +296,6 @@ class ProcessEnvironments(Environments):
 
     def _announce(self, process: ChildProcess, index: int) -> None:
         """Notifies the worker of all environments of a process that was started again."""
-        del index
         for i in self._shares[process.number]:
             self._on_made(RemoteEnvironment(self, i), i)
 

@@ -185,7 +185,6 @@ class Signals:
             signal.signal(number, lambda *_: os._exit(status))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
         first = self.requested is None
         if first:
             self.requested = number
@@ -318,7 +317,6 @@ class CtrlC:
         Raises:
             KeyboardInterrupt: on leaving if `requested` was set, or by a second Ctrl-C.
         """
-        del rescue
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield self
@@ -337,7 +335,6 @@ class CtrlC:
         yield
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
         if self.requested is not None:
             raise KeyboardInterrupt
         self.requested = number

@@ -106,22 +106,18 @@ class Deterministic(Distribution):
 
     @staticmethod
     def noise_size(space: Any) -> int:
-        del space
         return 0
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
-        del noise
         return tf.reshape(self.inputs, [-1, *self.space.shape])
 
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
-        del actions
         return self._zeros()
 
     def entropy(self) -> tf.Tensor:
         return self._zeros()
 
     def kl(self, other: Distribution) -> tf.Tensor:
-        del other
         return self._zeros()
 
     def _zeros(self) -> tf.Tensor:
