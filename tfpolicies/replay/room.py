@@ -100,7 +100,7 @@ def _in_memory(shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
 
     The C library would put arrays of up to 32 MB among small ones, and keep what is let go of.
     """
-    if size < _OWN_PAGES or not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+    if size < _OWN_PAGES:
         return np.empty(shape, dtype)
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux

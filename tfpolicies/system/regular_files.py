@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tfpolicies.system.memory import available_memory
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_FLAGS |= getattr(os, "O_NOCTTY", 0)
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:

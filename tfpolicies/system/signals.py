@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _PATIENCE = 2.0  # seconds that an iteration has to end by itself
 _BETWEEN_REMINDERS = 0.5  # seconds
@@ -356,8 +354,7 @@ def _in_child() -> None:
         _entered = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _place_of_main_thread() -> str:
