@@ -1,8 +1,9 @@
 """Which operations of TensorFlow a SavedModel of a stranger may have.
 
 A SavedModel is a program, and TensorFlow's operations read and write files, open connections and
-call Python. Those of `operations.txt` compute from their inputs and from the model's own variables alone.
-What else there is, operations of other libraries included, is refused before anything is loaded.
+call Python. Those of `operations.txt` compute from their inputs and from the model's own variables
+alone. What else there is, operations of other libraries included, is refused before anything is
+loaded.
 """
 
 from __future__ import annotations
