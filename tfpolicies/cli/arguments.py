@@ -149,6 +149,7 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     return parser, made
 
 
+_EVALUATE = "play episodes with a trained policy"
 _PLAY_EXPORTED = "play episodes with an exported ONNX file alone"
 _PREDICT = "add an exported policy's actions to the rows of a Parquet file"
 
@@ -157,9 +158,9 @@ def _commands(used: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the one that is used is imported."""
     own = {
         "train": _Command("train a policy on an environment", _train, "training"),
-        "evaluate": _Command("play episodes with a trained policy", _evaluate, "commands"),
+        "evaluate": _Command(_EVALUATE, partial(_add_playing, episodes=100), "commands"),
         "record": _Command("make a video of a trained policy that plays", _record, "recording"),
-        "watch": _Command("watch a trained policy play in a window", _watch, "recording"),
+        "watch": _Command("watch a trained policy play in a window", _add_looking, "recording"),
         "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export, "commands"),
         "play-exported": _Command(_PLAY_EXPORTED, _play_exported, "commands"),
         "serve": _Command("serve exported policies over HTTP and gRPC", _serve, "serve"),
@@ -229,10 +230,6 @@ _RESUME_HELP = (
 )
 
 
-def _evaluate(parser: _Parser) -> None:
-    _add_playing(parser, episodes=100)
-
-
 def _record(parser: _Parser) -> None:
     _add_looking(parser)
     to = "a file that ends in .mp4 or .gif, or a folder (default: the run's folder videos)"
@@ -240,10 +237,6 @@ def _record(parser: _Parser) -> None:
     parser.add_switch("--gif", "write a GIF beside the MP4")
     fps = "steps a second (default: what the environment says, or 30)"
     parser.add_number("--fps", None, fps, above_zero)
-
-
-def _watch(parser: _Parser) -> None:
-    _add_looking(parser)
 
 
 def _add_looking(parser: _Parser) -> None:

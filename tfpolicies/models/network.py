@@ -444,13 +444,13 @@ def _complete(
         _warn_of_rescaling(model)
     if Categorical in dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
         _warn_of_probabilities(model.name.rstrip("0123456789_"))
-    if any(map(_squashes, dist_class.kinds)) and ends_in_tanh(users_model(model)):
+    squashes = any(issubclass(kind, _SQUASHED) for kind in dist_class.kinds)
+    if squashes and ends_in_tanh(users_model(model)):
         warn_of_tanh(model.name.rstrip("0123456789_"))
     return model
 
 
-def _squashes(kind: type) -> bool:
-    return issubclass(kind, SquashedGaussian | SquashedDeterministic)
+_SQUASHED = (SquashedGaussian, SquashedDeterministic)
 
 
 def _width_of_memory(config: Mapping[str, Any]) -> int:
