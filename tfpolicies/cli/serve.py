@@ -71,7 +71,7 @@ def serve(args: argparse.Namespace) -> int:
     sources = [_named(source) for source in args.sources]
     _require_one_folder_each([name for name, _ in sources if name])
     sources.sort(key=lambda source: not source[0])  # the others give way to names that are given
-    paths = named([(name or _default_name(path), path) for name, path in sources])
+    paths = named([(name or name_model(_get_folder(path)), path) for name, path in sources])
     pins = _pins_by_model(args.pin, [*paths])
     with _own_folder() as own, contextlib.closing(log):
         folders = {
@@ -127,9 +127,9 @@ def _named(source: str) -> tuple[str, Path]:
     return name, path
 
 
-def _default_name(path: Path) -> str:
-    """Returns the name of a model that was given none."""
-    return name_model(path if path.is_dir() else path.parent)
+def _get_folder(path: Path) -> Path:
+    """Returns a folder itself, and that of a file."""
+    return path if path.is_dir() else path.parent
 
 
 def _pins_by_model(options: Sequence[str], models: Sequence[str]) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> P
     Raises:
         ExportError: if there is neither an export nor a run.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = _get_folder(path)
     for found in (folder, folder / ONNX_FOLDER):
         if specs := _specs(found):
             _require_served(path, specs[0] if specs[0].parent == found else specs[-1])
@@ -194,11 +194,8 @@ def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> P
 def _specs(folder: Path) -> list[Path]:
     """Returns what describes the exports in a folder: itself, and numbered versions."""
     versions = list_versions(folder) if folder.is_dir() else {}
-    return [place / SPEC_FILE for place in (folder, *versions.values()) if _is_export(place)]
-
-
-def _is_export(folder: Path) -> bool:
-    return (folder / SPEC_FILE).exists()
+    specs = [place / SPEC_FILE for place in (folder, *versions.values())]
+    return [spec for spec in specs if spec.exists()]
 
 
 def _require_served(path: Path, spec: Path) -> None:

@@ -31,7 +31,6 @@ def default_policy_mapping(
     >>> default_policy_mapping("car_1", None, worker=None)
     'default_policy'
     """
-    del agent_id, episode, worker, kwargs
     return DEFAULT_POLICY_ID
 
 
@@ -172,5 +171,4 @@ class _AmongIds:
     ids: frozenset[str]
 
     def __call__(self, policy_id: str, batch: Any = None) -> bool:
-        del batch
         return policy_id in self.ids

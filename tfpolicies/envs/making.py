@@ -301,7 +301,6 @@ def _registered(
     if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
 
         def make_vector(index: int) -> VectorEnv:
-            del index
             mode = "vector_entry_point"
             return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
 
@@ -312,7 +311,6 @@ def _registered(
             return _made_by(make_vector, VectorEnvironments(vector))
 
     def make(index: int) -> gym.Env:
-        del index
         return gym.make(name, disable_env_checker=not checked, **arguments)
 
     return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))

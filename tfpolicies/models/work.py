@@ -304,7 +304,6 @@ def _activate(layer: Any, numbers: int) -> Work:
 
 
 def _measure_dense(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del inputs
     return Work(operations=_count(outputs[0][:-1]) * _count_weights(layer))
 
 
@@ -333,7 +332,6 @@ def _measure_convolution(layer: Any, inputs: list[Shape], outputs: list[Shape]) 
 
 
 def _measure_transposed(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del outputs
     channels, _ = _get_channels(layer, inputs[0])
     return Work(
         operations=_count(inputs[0]) // max(1, channels) * _count(layer.kernel.shape),
@@ -354,7 +352,6 @@ def _measure_depthwise(layer: Any, inputs: list[Shape], outputs: list[Shape]) ->
 
 
 def _measure_pooling(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del inputs
     return Work(operations=_SLOW * _count(outputs[0]) * _count(layer.pool_size))
 
 
@@ -388,7 +385,6 @@ def _measure_attention_heads(layer: Any, inputs: list[Shape], outputs: list[Shap
 
 
 def _measure_recurrent(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del outputs
     steps, cells = int(inputs[0][1]), getattr(layer.cell, "cells", [layer.cell])
     state = sum(_count(shape) for shape in _get_state_shapes(layer, inputs[0]))
     positions = inputs[0][0]
@@ -416,14 +412,12 @@ def _measure_both_ways(layer: Any, inputs: list[Shape], outputs: list[Shape]) ->
 
 
 def _measure_categories(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del outputs
     numbers = _count(inputs[0]) * int(layer.num_tokens)
     return Work(operations=_ELEMENT * numbers, numbers=numbers)
 
 
 def _measure_noise(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
     """Noise of a shape of its own is multiplied with the input, each along the other."""
-    del outputs
     sizes = getattr(layer, "noise_shape", None) or ()
     numbers = math.prod(
         max(int(own or 1), int(size)) for own, size in zip(sizes, inputs[0], strict=False)

@@ -35,7 +35,6 @@ class _WithWeights:
         self._weights = weights
 
     def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
-        del training
         return self._network.stateless(self._weights, inputs)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -78,41 +78,37 @@ class Differentiated(NamedTuple):
     due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for those that have not stepped
 
 
+@dataclass(eq=False)
 class ProgramFunctions:
     """The tensor functions of one Program over its resident networks.
 
-    Args:
+    Attributes:
         spec: what the policies of the kind share.
         network: the network that acts.
         networks: the variables of all networks, by name, that of `network` first.
         optimizer: of the trainable variables.
         device: where learning runs.
-
-    Attributes:
         resident: all variables, in the order of the layout.
         layout: where each of them lies in a state.
         acting_device: where acting runs: with kernels of convolutions where learning does.
         traces: how often each function body ran, by name.
     """
 
-    def __init__(
-        self,
-        spec: ProgramSpec,
-        network: Network,
-        networks: Mapping[str, ResidentNetwork],
-        optimizer: Optimizers,
-        device: str = CPU,
-    ) -> None:
-        self.spec = spec
-        self.device = device
-        self.network = network
-        self.networks = networks
-        self.optimizer = optimizer
-        slots = resident_slots(networks, network.filter_variables, optimizer.variables)
+    spec: ProgramSpec
+    network: Network
+    networks: Mapping[str, ResidentNetwork]
+    optimizer: Optimizers
+    device: str = CPU
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        slots = resident_slots(
+            self.networks, self.network.filter_variables, self.optimizer.variables
+        )
         self.resident = list(slots.values())
-        self.layout = layout_of(networks, list(slots))
+        self.layout = layout_of(self.networks, list(slots))
         sees_images = any(len(slot.shape) > 3 for slot in self.layout.acting)
-        self.acting_device = device if sees_images else CPU
+        self.acting_device = self.device if sees_images else CPU
         limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
         self.traces = Traces(limit)
 

@@ -225,5 +225,4 @@ class FunctionRuntime(Runtime):
 
     def resident(self, state: PolicyState) -> Resident:
         """Returns what remembers which state lies in the variables."""
-        del state
         return self._resident
