@@ -415,6 +415,20 @@ def test_a_subclass_that_overrides_acting_alone_learns_by_its_program():
 
 
 @pytest.mark.core
+def test_a_policy_without_a_hash_has_a_driver():
+    class Constant(Policy):
+        __hash__ = None
+
+        def __eq__(self, other):
+            return self.action == other.action
+
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return np.full(len(obs_batch), 1), [], {}
+
+    assert int(Constant(OBS, TWO, {}).session().act(np.zeros(3, np.float32))) == 1
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
 def test_a_copy_has_a_driver_of_its_own(copied):
     class Always(Policy):

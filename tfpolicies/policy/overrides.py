@@ -40,8 +40,8 @@ METHODS = frozenset(
 """The methods that a driver with a Program leaves out, unless they are a policy's own."""
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
-_policies: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The policies that have a driver."""
+_policies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The policies that have a driver, by `id`: a class of the user's may have no hash."""
 
 
 class PolicyMeta(ported.AskedByPorted):
@@ -60,7 +60,7 @@ def _methods_changed(policy_class: Any, name: str) -> None:
     if name in METHODS:
         for each in (policy_class, *_subclasses(policy_class)):
             each._inspect_methods()
-        for policy in [*_policies]:
+        for policy in [*_policies.values()]:
             if isinstance(policy, policy_class):
                 policy._inspect_own_methods()
 
@@ -72,7 +72,7 @@ def _subclasses(policy_class: type) -> list[type]:
 
 def register(policy: Any) -> None:
     """Has a policy told when a method of its class is replaced."""
-    _policies.add(policy)
+    _policies[id(policy)] = policy
 
 
 def methods_of(base: type) -> dict[str, Any]:
