@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 
 
 def record_video(
-    player: Any,
+    player: Policy,
     path: str | PathLike[str] | Sequence[str | PathLike[str]],
     env: Any = None,
     *,

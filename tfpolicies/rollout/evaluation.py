@@ -11,6 +11,7 @@ import numpy as np
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
+from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics, with_notes
@@ -39,7 +40,7 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
 
 
 def play_episodes(
-    policy: Any,
+    policy: Policy,
     envs: Environments,
     goal: Goal,
     *,

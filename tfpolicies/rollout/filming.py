@@ -12,6 +12,7 @@ import numpy as np
 from tfpolicies.envs.making import EnvContext, make_environments
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
 from tfpolicies.envs.rendering import pictures_of, quiet_drawing, render_fps
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.connected import connected
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play_episodes
@@ -132,7 +133,7 @@ class _FilmedAgents(MultiAgentEnv):
 
 @contextlib.contextmanager
 def on_stage(
-    policy: Any, make: Callable[[EnvContext], Any], *, allow_other_spaces: bool
+    policy: Policy, make: Callable[[EnvContext], Any], *, allow_other_spaces: bool
 ) -> Iterator[Play]:
     """Gives what plays episodes with one policy, as evaluations do.
 

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.errors import EnvError, SpaceError
 from tfpolicies.models.spaces import LEAF_SPACES, is_float_box
+from tfpolicies.policy.policy import Policy
 
 logger = logging.getLogger("tfpolicies")
 
@@ -26,7 +27,7 @@ _MOST_AGENTS = 4096  # that are remembered per policy
 
 
 def require_fitting_spaces(
-    policy_id: str, policy: Any, whose: str, observation_space: Any, action_space: Any
+    policy_id: str, policy: Policy, whose: str, observation_space: Any, action_space: Any
 ) -> None:
     """Checks that a policy can read what an environment gives, and that its actions are allowed.
 
@@ -193,7 +194,7 @@ class AgentSpaces:
         self._observed = observed
         self._met: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
-    def check(self, env: Any, agent: Any, policy_id: str, policy: Any) -> None:
+    def check(self, env: Any, agent: Any, policy_id: str, policy: Policy) -> None:
         """Checks that a policy can act for an agent; see `require_fitting_spaces`.
 
         What the environment does not tell is not checked; nor is what stands behind connectors,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 
 from tfpolicies.envs.repairs import check_observation, sound_check
@@ -17,6 +18,7 @@ from tfpolicies.envs.vector import copier
 from tfpolicies.finite import real
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
+from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.columns import require_same_columns
 from tfpolicies.rollout.episode import own_columns
@@ -154,7 +156,7 @@ class Stacker:
         leaves: of the space.
     """
 
-    def __init__(self, space: Any) -> None:
+    def __init__(self, space: gym.Space) -> None:
         self.leaves = leaves(space)
         self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
 
@@ -215,7 +217,7 @@ class PolicyRows:
         waiting: who acts next: the copy of the environment, who of it, and what they observed.
     """
 
-    def __init__(self, policy_id: str, policy: Any) -> None:
+    def __init__(self, policy_id: str, policy: Policy) -> None:
         self.policy_id = policy_id
         self.policy = policy
         self._whose = f"observation that policy {policy_id!r} is to act on"

@@ -21,6 +21,7 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
 from tfpolicies.envs.vector import single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
+from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -136,7 +137,7 @@ class MultiAgentSampler(Sampler):
             self._connections.connect(found)
         return found
 
-    def _keep_infos_for(self, policy: Any) -> None:
+    def _keep_infos_for(self, policy: Policy) -> None:
         """Has infos kept from now on, if somebody reads them."""
         if self._reads_infos(policy):
             self._ledger.keep_infos()

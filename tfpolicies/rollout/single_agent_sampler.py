@@ -21,6 +21,7 @@ from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
+from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.batches import Who
 from tfpolicies.rollout.collected import Collected
@@ -116,7 +117,7 @@ class _Buffer:
         return [leaf.swapaxes(0, 1) for leaf in self.obs], of_env
 
     def places_of(
-        self, policy: Any, columns: Mapping[str, np.ndarray]
+        self, policy: Policy, columns: Mapping[str, np.ndarray]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns a view `[W, N, ...]` for each column of acting, with the column `[N, ...]`.
 
@@ -222,7 +223,7 @@ class SingleAgentSampler(Sampler):
     def _policy(self) -> Any:
         return self.policies.get(DEFAULT_POLICY_ID)
 
-    def _connect(self, policy: Any) -> None:
+    def _connect(self, policy: Policy) -> None:
         """Puts the connectors of a policy between it and the environments."""
         self._pipelines = pipelines_of(policy)
         self.envs = connected(self._environments, policy)
@@ -243,7 +244,7 @@ class SingleAgentSampler(Sampler):
         if self._follower is not None:
             self._follower.start_all(obs)
 
-    def _wants_episodes(self, policy: Any) -> bool:
+    def _wants_episodes(self, policy: Policy) -> bool:
         """Whether somebody is to be told of single episodes, step by step."""
         return policy.driver.acting.reads_episodes or follows_episodes(self._callbacks)
 
@@ -279,7 +280,7 @@ class SingleAgentSampler(Sampler):
 
     # -- the loop -----------------------------------------------------------------------------
 
-    def _collect(self, policy: Any, buffer: _Buffer) -> _Buffer:
+    def _collect(self, policy: Policy, buffer: _Buffer) -> _Buffer:
         memory = self._memory_of(policy)
         follows = policy.driver.acting.resets_per_episode
         minds_ends = memory.is_needed or follows
@@ -355,7 +356,7 @@ class SingleAgentSampler(Sampler):
         if steps[longest] >= LONG:
             report_long_sample(longest, int(steps[longest]))
 
-    def _memory_of(self, policy: Any) -> RecurrentState:
+    def _memory_of(self, policy: Policy) -> RecurrentState:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = RecurrentState(policy, self.envs.num_envs)
             if policy.driver.acting.reads_episodes and self._follower is not None:
@@ -424,7 +425,7 @@ class SingleAgentSampler(Sampler):
     # -- from rows to a batch -----------------------------------------------------------------
 
     def _to_batch(
-        self, policy: Any, buffer: _Buffer, taken: np.ndarray
+        self, policy: Policy, buffer: _Buffer, taken: np.ndarray
     ) -> SampleBatch | MultiAgentBatch:
         used = buffer.used
         is_whole = self._is_whole(buffer)
