@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ ToTrain = Callable[..., bool] | None
 
 @for_place("policy_mapping_fn")
 def default_policy_mapping(
-    agent_id: Any, episode: Any = None, worker: Any = None, **kwargs: Any
+    agent_id: Hashable, episode: Any = None, worker: Any = None, **kwargs: Any
 ) -> str:
     """Returns `DEFAULT_POLICY_ID`, whatever the agent.
 

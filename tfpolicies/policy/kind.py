@@ -23,6 +23,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.program.acting_view import distribution_of
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import static_settings
+from tfpolicies.program.view import TrainBatch
 
 
 class PolicyKind(Policy):
@@ -62,7 +63,7 @@ class PolicyKind(Policy):
         """How many rows behind a row `postprocess_fragments` reads; so many wait for the next."""
         return 0
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
         A class with several networks or optimizers returns a list, see `optimizer`. Any of them
@@ -93,7 +94,7 @@ class PolicyKind(Policy):
         found = {name: tf.convert_to_tensor(value) for name, value in values.items()}
         self.recorded.update(found)
 
-    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
+    def stats_fn(self, train_batch: TrainBatch) -> dict[str, tf.Tensor]:
         """Returns statistics of a minibatch as scalar tensors; names go to `learner_stats`.
 
         By default they are what `loss` recorded.
@@ -101,7 +102,7 @@ class PolicyKind(Policy):
         recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
         return {**recorded, **ported.statistics(self, train_batch)}
 
-    def grad_stats_fn(self, train_batch: Any, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
+    def grad_stats_fn(self, train_batch: TrainBatch, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Returns statistics of the gradients as scalar tensors."""
         del train_batch, grads
         return {}

@@ -33,6 +33,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map import stacked_acting
 from tfpolicies.policy_map.paging import Pager, PagingStatistics
 from tfpolicies.policy_map.policy_store import Entry, PolicyStore
+from tfpolicies.state import PolicyState
 from tfpolicies.storage.pickling import refuse_pickling
 from tfpolicies.storage.stash import new_name
 
@@ -213,7 +214,9 @@ class PolicyMap(MutableMapping[str, Policy]):
             if state is not None:
                 self._pager.touch(state)
 
-    def _take(self, policy_id: str, policy: Policy, state: Any, before: Policy | None) -> None:
+    def _take(
+        self, policy_id: str, policy: Policy, state: PolicyState, before: Policy | None
+    ) -> None:
         """Has the pager take a policy's state, in place of that of the one before."""
         if state.pager is not None:
             return  # it is here under another id, or a guest
@@ -562,7 +565,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             self._store.remove_superseded(superseded)
 
-    def _flush(self, policy: Policy, state: Any) -> None:
+    def _flush(self, policy: Policy, state: PolicyState) -> None:
         page = self._pager[state]
         if page.stash is self._store.frozen:
             return
@@ -638,7 +641,7 @@ class _Values(ValuesView[Policy]):
         return any(value is each for each in self)
 
 
-def _release(policy: Any, state: Any) -> Callable[[], None]:
+def _release(policy: Any, state: PolicyState) -> Callable[[], None]:
     """Returns what is called when a policy's variables leave memory."""
     return functools.partial(policy.driver.program.runtime.release, state)
 

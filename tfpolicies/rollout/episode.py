@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +67,7 @@ class Episode:
         """The sum of rewards by agent and policy."""
         return {(SINGLE_AGENT, DEFAULT_POLICY_ID): self.total_reward}
 
-    def policy_for(self, agent_id: Any = SINGLE_AGENT) -> str:
+    def policy_for(self, agent_id: Hashable = SINGLE_AGENT) -> str:
         """Returns the id of the policy that acts for an agent."""
         del agent_id
         return DEFAULT_POLICY_ID
@@ -76,11 +76,11 @@ class Episode:
         """Returns the ids of the agents seen so far."""
         return [SINGLE_AGENT]
 
-    def last_info_for(self, agent_id: Any = SINGLE_AGENT) -> Mapping[str, Any]:
+    def last_info_for(self, agent_id: Hashable = SINGLE_AGENT) -> Mapping[str, Any]:
         """Returns the last info of an agent, `{}` if it had none."""
         return self.last_infos.get(agent_id, {})
 
-    def last_observation_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+    def last_observation_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
         """Returns the last observation of an agent, before filters; None if it had none yet.
 
         At an episode's start a vector environment may not have shown it. Where there are several
@@ -88,15 +88,15 @@ class Episode:
         """
         return self._last_obs.get(agent_id)
 
-    def last_raw_obs_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+    def last_raw_obs_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
         """Is `last_observation_for`: observations are encoded in the policy."""
         return self.last_observation_for(agent_id)
 
-    def last_action_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+    def last_action_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
         """Returns an agent's last action as the environment took it; None before the first."""
         return self._last_actions.get(agent_id)
 
-    def last_reward_for(self, agent_id: Any = SINGLE_AGENT) -> float:
+    def last_reward_for(self, agent_id: Hashable = SINGLE_AGENT) -> float:
         """Returns the last reward that the environment gave an agent; 0 before the first."""
         return float(self._last_rewards.get(agent_id, 0.0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -108,10 +108,10 @@ class _FilmedAgents(MultiAgentEnv):
                 setattr(self, name, getattr(env, name))
         self.get_agent_ids = env.get_agent_ids  # type: ignore[method-assign]
 
-    def observation_space_of(self, agent_id: Any) -> gym.Space:
+    def observation_space_of(self, agent_id: Hashable) -> gym.Space:
         return self.env.observation_space_of(agent_id)
 
-    def action_space_of(self, agent_id: Any) -> gym.Space:
+    def action_space_of(self, agent_id: Hashable) -> gym.Space:
         return self.env.action_space_of(agent_id)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -194,7 +195,7 @@ class AgentSpaces:
         self._observed = observed
         self._met: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
-    def check(self, env: Any, agent: Any, policy_id: str, policy: Policy) -> None:
+    def check(self, env: Any, agent: Hashable, policy_id: str, policy: Policy) -> None:
         """Checks that a policy can act for an agent; see `require_fitting_spaces`.
 
         What the environment does not tell is not checked; nor is what stands behind connectors,
@@ -218,7 +219,7 @@ class AgentSpaces:
         met.add(agent)
 
 
-def space_of(env: MultiAgentEnv, name: str, agent: Any) -> gym.Space | None:
+def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space | None:
     """Returns the `observation_space` or `action_space` of an agent; None if nobody tells it."""
     try:
         return getattr(env, f"{name}_of")(agent)

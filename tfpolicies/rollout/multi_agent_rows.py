@@ -7,7 +7,7 @@ policy's own table has the observation and the columns of acting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -107,7 +107,7 @@ class Seats(Table):
         for name in self.columns:
             self.columns[name][NOBODY] = -1 if name == "record" else 0
 
-    def take(self, episode: Any, agent: Any, agent_index: int) -> int:
+    def take(self, episode: Any, agent: Hashable, agent_index: int) -> int:
         """Gives a seat to an agent at its first observation."""
         seat = self.free.pop() if self.free else self.append(1).start
         columns = self.columns
@@ -122,17 +122,17 @@ class Seats(Table):
         """Returns the unroll id of the running piece of a seat's trajectory."""
         return int(self.columns["unroll_id"][seat])
 
-    def recognise(self, seat: int, episode: Any, agent: Any) -> None:
+    def recognise(self, seat: int, episode: Any, agent: Hashable) -> None:
         """Takes down who has a seat that is taken already."""
         self.who[self.unroll(seat)] = (episode, agent)
 
-    def turn_page(self, seat: int, episode: Any, agent: Any) -> None:
+    def turn_page(self, seat: int, episode: Any, agent: Hashable) -> None:
         """Begins a new piece of an agent's trajectory."""
         unroll = self.columns["unroll_id"]
         self.who.pop(int(unroll[seat]), None)
         unroll[seat] = self._new_unroll(episode, agent)
 
-    def _new_unroll(self, episode: Any, agent: Any) -> int:
+    def _new_unroll(self, episode: Any, agent: Hashable) -> int:
         unroll, self.next_unroll = self.next_unroll, self.next_unroll + 1
         self.who[unroll] = (episode, agent)
         return unroll
@@ -197,7 +197,7 @@ class Stacker:
         if not self.is_sound(leaf, target):
             raise ValueError
 
-    def is_sound(self, leaf: Leaf, values: Any) -> bool:
+    def is_sound(self, leaf: Leaf, values: np.ndarray) -> bool:
         """Whether the values of a leaf, one or a batch, can be of its space; see `sound_check`."""
         return self._is_sound[leaf.path](values)
 

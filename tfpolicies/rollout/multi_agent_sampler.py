@@ -9,7 +9,7 @@ policy stand its connectors, if it has any; see `multi_agent_connectors.py` for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,7 +185,7 @@ class MultiAgentSampler(Sampler):
             admit=self._admit,
         )
 
-    def _admit(self, episode: MultiAgentEpisode, agent: Any, policy_id: str) -> None:
+    def _admit(self, episode: MultiAgentEpisode, agent: Hashable, policy_id: str) -> None:
         env = self.envs.envs[episode.env_index]
         self._spaces.check(env, agent, policy_id, self._present(policy_id))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -66,7 +66,7 @@ class Connection:
 
     # -- who is there -------------------------------------------------------------------------
 
-    def admit(self, seat: int, env_id: int, agent: Any) -> None:
+    def admit(self, seat: int, env_id: int, agent: Hashable) -> None:
         """Takes down the environment of an agent that took a seat.
 
         Raises:
@@ -81,7 +81,7 @@ class Connection:
             self._last = [_grown(leaf, self._seats.capacity) for leaf in self._last]
         self._env_ids[seat] = env_id
 
-    def _check(self, agent: Any, space: spaces.Space | None) -> None:
+    def _check(self, agent: Hashable, space: spaces.Space | None) -> None:
         """Checks that an agent's observations go in, and what the policy acts on comes out."""
         policy = self._rows.policy
         if self._agent is None:
