@@ -59,8 +59,8 @@ class CompiledActing(Acting):
         self._no_params = np.zeros(0, np.float32)
         # What is asked in every step is looked up once.
         ports = program.ports
-        self._obs_leaves = ports.obs_leaves
-        self._reads_obs_only = not ports.views and not ports.is_recurrent
+        self.obs_leaves = ports.obs_leaves
+        self.reads_obs_only = not ports.views and not ports.is_recurrent
         transform = program.spec.explorer
         self._num_params, self._noise_size = transform.num_params, transform.noise_size
         self.only_kind: NoiseKind | None = self.exploration.only_kind
@@ -208,7 +208,7 @@ class CompiledActing(Acting):
             MemoryCountError: for a memory of another number of arrays than the policy's.
         """
         del info, episode, kwargs
-        if input_dict is None and self._reads_obs_only and state is None and obs is not None:
+        if input_dict is None and self.reads_obs_only and state is None and obs is not None:
             is_array = isinstance(obs, np.ndarray)
             inputs = self.inputs_to_act_on(obs[None] if is_array else with_batch_axis(obs))
         else:
@@ -218,6 +218,24 @@ class CompiledActing(Acting):
             inputs = self.inputs_to_act_on(batch["obs"], read_memory(batch), *previous, batch)
         explore = self.config["explore"] if explore is None else explore
         return self.run(inputs, explore, timestep), explore
+
+    def predict(self, obs: Any, *, batched: bool, explore: bool | None) -> Any:
+        """Returns actions for the environment, as arrays of the caller's own.
+
+        For policies that read the observation alone (`reads_obs_only`).
+
+        Args:
+            obs: one observation, or a batch `[B, ...]`.
+            batched: which of both it is.
+            explore: sample or be greedy; None takes `config["explore"]`.
+        """
+        rows = obs if batched else with_batch_axis(obs)
+        inputs = batch_leaves(self.obs_leaves, rows, "obs")
+        if self.config["check_inputs"]:
+            self._check(inputs)
+        outputs = self.run(inputs, self.config["explore"] if explore is None else explore)
+        actions = [x.copy() if batched else x[0].copy() for x in outputs.env_actions]
+        return actions[0] if self._is_flat else nest(self._action_space, actions)
 
     @contextlib.contextmanager
     def prefetch_noise(self, rows: int) -> Iterator[None]:
@@ -388,11 +406,11 @@ class CompiledActing(Acting):
             ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
                 `check_inputs=False`.
         """
-        if self._reads_obs_only and state_batches is None:
+        if self.reads_obs_only and state_batches is None:
             try:
-                inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+                inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
             except ObservationError as error:
-                inputs = turned_back(self._obs_leaves, obs_batch, error)
+                inputs = turned_back(self.obs_leaves, obs_batch, error)
         else:
             inputs = self.checked_inputs(
                 obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
@@ -419,9 +437,9 @@ class CompiledActing(Acting):
         """
         ports = self.program.ports
         try:
-            inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+            inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
         except ObservationError as error:
-            inputs = turned_back(self._obs_leaves, obs_batch, error)
+            inputs = turned_back(self.obs_leaves, obs_batch, error)
         if ports.views:
             arguments = dict(zip(PREVIOUS, (prev_action_batch, prev_reward_batch), strict=True))
             inputs = inputs + self._seen({**(views or {}), **arguments})

@@ -21,7 +21,7 @@ class StepInputs(NamedTuple):
 
     def map(self, function: Callable[[Any], Any]) -> StepInputs:
         """Returns what a function makes of each input that there is."""
-        return StepInputs(*(function(x) if is_input(x) else x for x in self))
+        return StepInputs(*[function(x) if is_input(x) else x for x in self])
 
     def at(self, i: Any) -> StepInputs:
         """Returns the inputs of one minibatch."""

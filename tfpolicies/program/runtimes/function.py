@@ -83,17 +83,15 @@ class Traced:
 
 def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
     """Does what `tf.nest.map_structure` does with dicts, lists and tuples, in less time."""
-    if isinstance(arrays, np.ndarray):
+    if not isinstance(arrays, dict | list | tuple):
         return place(arrays)
+    if not arrays:
+        return arrays
+    items = arrays.values() if isinstance(arrays, dict) else arrays
+    parts = [place(x) if isinstance(x, np.ndarray) else _mapped(place, x) for x in items]
     if isinstance(arrays, dict):
-        return {
-            name: place(part) if isinstance(part, np.ndarray) else _mapped(place, part)
-            for name, part in arrays.items()
-        }
-    if isinstance(arrays, list | tuple):
-        parts = [_mapped(place, part) for part in arrays]
-        return arrays._make(parts) if hasattr(arrays, "_make") else type(arrays)(parts)
-    return place(arrays)
+        return dict(zip(arrays, parts, strict=True))
+    return arrays._make(parts) if hasattr(arrays, "_make") else type(arrays)(parts)
 
 
 @contextlib.contextmanager
