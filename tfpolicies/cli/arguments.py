@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import resources
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
-from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, algorithm_word, flag
 from tfpolicies.cli.values import (
     above_zero,
@@ -44,22 +44,6 @@ COMMANDS = "tfpolicies.commands"
 RUNS = "runs"  # the folder of all runs, unless another one is named
 
 _DEBUG: Any = {"action": "store_true", "help": "show the traceback of an error"}
-
-_EXAMPLES = """\
-examples:
-  tfpolicies train CartPole-v1 --until 475 --export --play 100
-  tfpolicies train my_package.my_module:MyEnv --steps 200000 --set gamma=0.95
-  tfpolicies train HalfCheetah-v5 --algo SAC      by tuned settings
-  tfpolicies tuned --algo SAC                     what there are of them, and their sources
-  tfpolicies train --resume                       go on with the newest run
-  tfpolicies evaluate runs --episodes 100         the newest run's policy
-  tfpolicies record runs --gif                    videos of it, in its run folder
-  tfpolicies export runs --to exported
-  tfpolicies play-exported exported --env CartPole-v1 --episodes 100
-  tfpolicies serve exported                       over HTTP and gRPC, by the Open Inference Protocol
-  tfpolicies predict exported data.parquet        actions for the rows of a table
-  tfpolicies port script.py --diff                what changes of a script for RLlib
-"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,7 +111,7 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="tfpolicies",
         description="Train, evaluate, export and play reinforcement-learning policies.",
-        epilog=f"{_EXAMPLES}\n{STATUSES}",
+        epilog=resources.files(__package__).joinpath("epilog.txt").read_text("utf-8"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

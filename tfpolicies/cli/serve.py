@@ -71,7 +71,7 @@ def serve(args: argparse.Namespace) -> int:
     sources = [_named(source) for source in args.sources]
     _require_one_folder_each([name for name, _ in sources if name])
     sources.sort(key=lambda source: not source[0])  # the others give way to names that are given
-    paths = named([(name or name_model(_get_folder(path)), path) for name, path in sources])
+    paths = named([(name or _default_name(path), path) for name, path in sources])
     pins = _pins_by_model(args.pin, [*paths])
     with _own_folder() as own, contextlib.closing(log):
         folders = {
@@ -125,6 +125,11 @@ def _named(source: str) -> tuple[str, Path]:
             "or a run."
         )
     return name, path
+
+
+def _default_name(path: Path) -> str:
+    """Returns the name of a model that was given none."""
+    return name_model(_get_folder(path))
 
 
 def _get_folder(path: Path) -> Path:

@@ -7,7 +7,6 @@ import copy
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -243,18 +242,13 @@ def check_process_count(num_envs: int, num_processes: int) -> None:
     """Checks that each process has an environment.
 
     Raises:
-        ConfigError: if there are more processes, or the system does not offer what they need.
+        ConfigError: if there are more processes than environments.
     """
     if num_processes > num_envs:
         raise ConfigError(
             f"env_processes={num_processes} is more than num_envs_per_worker={num_envs}, the "
             "environments that are spread over the processes. Set num_envs_per_worker="
             f"{num_processes} for one environment in each, or fewer processes."
-        )
-    if num_processes and sys.platform == "win32":
-        raise ConfigError(
-            f"env_processes={num_processes} needs Linux or macOS. Leave it out; use "
-            "num_rollout_workers for more processes."
         )
 
 
