@@ -11,8 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfpolicies.config.porting_tables import LATER_SETTINGS, codes, read_table
 from tfpolicies.errors import ConfigError
+from tfpolicies.porting_tables import LATER_SETTINGS, codes, read_table
 
 logger = logging.getLogger("tfpolicies")
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
@@ -31,6 +30,7 @@ from tfpolicies.connectors.pipelines import (
     tell_left_out,
 )
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
+from tfpolicies.extensions import Extensible, ExtensibleType
 from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.preprocessed import preprocess_batch
@@ -62,7 +62,7 @@ class ActionBatch(NamedTuple):
 
 
 @for_place("policy_class")
-class Policy(metaclass=ported.AskedByPorted):
+class Policy(Extensible, metaclass=ExtensibleType):
     """Something that chooses actions for observations, and may learn to do it better.
 
     A hand-written policy implements `compute_actions`. One that learns also overrides
@@ -98,6 +98,7 @@ class Policy(metaclass=ported.AskedByPorted):
     1
     """
 
+    _describe_missing = staticmethod(missing_attribute)
     flat_observations: ClassVar[bool] = False
     global_timestep: int = 0
     num_grad_updates: int = 0
@@ -151,11 +152,9 @@ class Policy(metaclass=ported.AskedByPorted):
     if not TYPE_CHECKING:  # it would let any name pass
 
         def __getattr__(self, name: str) -> Any:
-            """Makes a part, or asks what only ported code calls."""
+            """Makes a part when somebody asks for it."""
             make = type(self)._parts.get(name)
-            if make is not None:
-                return make(self)
-            return ported.missing(self, name, missing_attribute(self, name))
+            return super().__getattr__(name) if make is None else make(self)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -184,7 +183,7 @@ class Policy(metaclass=ported.AskedByPorted):
             episodes: accepted and unused.
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.
             timestep: the time step for schedules of exploration; None takes the policy's own.
-            **kwargs: accepted for ported code and unused.
+            **kwargs: accepted and unused.
 
         Returns:
             The actions, the new memory, and extras such as `action_logp`.

@@ -12,7 +12,6 @@ import gymnasium as gym
 import keras
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
@@ -22,6 +21,7 @@ from tfpolicies.errors import BatchError, ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.calling import adapted_layers
 from tfpolicies.models.eager_mode import ensure_eager
@@ -37,6 +37,7 @@ from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy import by_methods
 from tfpolicies.policy.acting import MemoryCountError, ProgramActing
 from tfpolicies.policy.checkpoints import reduced
+from tfpolicies.policy.counters import Counter
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
@@ -244,7 +245,7 @@ class TFPolicy(PolicyKind):
     @property
     def global_timestep(self) -> int:
         """Rows acted on so far, or what `on_global_var_update` said last."""
-        return ported.Count(self._state.global_timestep)
+        return Counter(self._state.global_timestep)
 
     @global_timestep.setter
     def global_timestep(self, value: int) -> None:
@@ -276,7 +277,8 @@ class TFPolicy(PolicyKind):
         own = users_model(model)
         if isinstance(own, AdaptedModel):
             own.hand_to(self)
-        return ported.prepare_model(self, model)
+        EXTENSIONS.prepare_model(self, model)
+        return model
 
     def make_rl_module(self) -> keras.Model:
         """Returns the policy's Keras model: here the model is the module; see `model`."""
@@ -374,15 +376,15 @@ class TFPolicy(PolicyKind):
         return acting.batch(acting.arrays(outputs, explore=explore, own=False))
 
     def _in_full(self, states: Any, error: UsageError) -> tuple[Any, Any]:
-        """Returns a memory in the form of ported code in that of the policy, and the way back.
+        """Returns a memory of another form in that of the policy, and the way back.
 
         Raises:
             UsageError: the one given, if it has no such form.
         """
-        try:
-            return ported.lookup(self, "windowed_memory")(states)
-        except (LookupError, TypeError, ValueError):
+        completed = EXTENSIONS.complete_memory(self, states)
+        if completed is None:
             raise error from None
+        return completed
 
     def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
         names = (view.name for view in self.program.ports.views if view.name not in PREVIOUS)
