@@ -11,22 +11,22 @@ from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat.adapter import factory_of, keras_model
-from tfpolicies.compat.attention import windowed_memory
+from tfpolicies.compat.adapter import make_model_factory, wrap_model
+from tfpolicies.compat.attention import complete_memory
 from tfpolicies.compat.batches import (
     policy_batches,
     single_step_input,
     view_as_dict,
     view_from_dict,
 )
-from tfpolicies.compat.configs import OF_CONFIGS
-from tfpolicies.compat.episodes import ASKED
-from tfpolicies.compat.filters import OF_FILTERS
-from tfpolicies.compat.flat_rows import shown
+from tfpolicies.compat.configs import CONFIG_ATTRIBUTES
+from tfpolicies.compat.episodes import EPISODE_METHODS
+from tfpolicies.compat.filters import FILTER_ATTRIBUTES
+from tfpolicies.compat.flat_rows import flat_observation_view
 from tfpolicies.compat.keras_model import prepare_model
-from tfpolicies.compat.methods import method
-from tfpolicies.compat.runs import OF_ALGORITHMS
-from tfpolicies.compat.workers import OF_WORKER_SETS, OF_WORKERS
+from tfpolicies.compat.methods import as_method
+from tfpolicies.compat.runs import ALGORITHM_ATTRIBUTES
+from tfpolicies.compat.workers import WORKER_ATTRIBUTES, WORKER_SET_ATTRIBUTES
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.extensions import Extension
@@ -81,7 +81,7 @@ _EPISODE: dict[str, Callable[[Any], Any]] = {
     "policy_map": lambda episode: episode.worker.policy_map,
     "policy_mapping_fn": lambda episode: episode.worker.policy_mapping_fn,
     "started": lambda episode: episode.length > 0,
-    **{name: method(function) for name, function in ASKED.items()},
+    **{name: as_method(function) for name, function in EPISODE_METHODS.items()},
 }
 
 _STATISTICS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -96,7 +96,7 @@ class RLlibExtension(Extension):
     records_steps = True
     attributes = {
         Policy: {"_create_exploration": lambda policy: _do_nothing},
-        RunningFilter: OF_FILTERS,
+        RunningFilter: FILTER_ATTRIBUTES,
         PolicyKind: {
             "variables": lambda policy: lambda: list(policy.model.variables),
             # False while postprocessing is given zeros to learn its columns
@@ -110,18 +110,18 @@ class RLlibExtension(Extension):
             _VALUES: _get_values,
             **_STATISTICS[PPOTFPolicy],
         },
-        AlgorithmConfig: OF_CONFIGS,
-        Algorithm: OF_ALGORITHMS,
-        WorkerSet: OF_WORKER_SETS,
-        RolloutWorker: OF_WORKERS,
+        AlgorithmConfig: CONFIG_ATTRIBUTES,
+        Algorithm: ALGORITHM_ATTRIBUTES,
+        WorkerSet: WORKER_SET_ATTRIBUTES,
+        RolloutWorker: WORKER_ATTRIBUTES,
         ModelView: {"from_batch": lambda model: model},
         Episode: _EPISODE,
         MultiAgentEpisode: {"policy_mapping_fn": lambda episode: episode.mapping_fn},
         SampleBatch: {
             "policy_batches": policy_batches,
-            "get_single_step_input_dict": method(single_step_input),
+            "get_single_step_input_dict": as_method(single_step_input),
         },
-        ViewRequirement: {"to_dict": method(view_as_dict)},
+        ViewRequirement: {"to_dict": as_method(view_as_dict)},
     }
     class_attributes = {
         PolicyKind: dict.fromkeys(("as_eager", "with_tracing"), lambda cls: lambda: cls),
@@ -129,10 +129,10 @@ class RLlibExtension(Extension):
     }
 
     def make_model_factory(self, custom_model: Any) -> Any:
-        return factory_of(custom_model)
+        return make_model_factory(custom_model)
 
     def wrap_model(self, model: Any, observation_space: Any, action_space: Any) -> Any:
-        return keras_model(model, observation_space, action_space)
+        return wrap_model(model, observation_space, action_space)
 
     def prepare_model(self, policy: Any, model: Any) -> None:
         prepare_model(policy, model)
@@ -141,7 +141,7 @@ class RLlibExtension(Extension):
         self, policy: Any, states: Any
     ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]] | None:
         with contextlib.suppress(LookupError, TypeError, ValueError):
-            return windowed_memory(policy, states)
+            return complete_memory(policy, states)
         return None
 
     def read_statistics(self, view: Any, train_batch: Any) -> Mapping[str, Any]:
@@ -156,4 +156,4 @@ class RLlibExtension(Extension):
         return result
 
     def edit_batch(self, batch: Any, space: Any) -> contextlib.AbstractContextManager[None]:
-        return shown(batch, space)
+        return flat_observation_view(batch, space)
