@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.porting_tables import required_import
+from tfpolicies.porting_tables import find_required_import
 
 Getters = Mapping[type, Mapping[str, Callable[[Any], Any]]]
 """By class and name, functions that take the object and return its attribute."""
@@ -110,7 +110,7 @@ class Extensions(dict[str, Any], Extension):
     @property
     def records_steps(self) -> bool:  # type: ignore[override]  # of all of them
         """Whether one of them needs the steps of episodes."""
-        return any(extension.records_steps for extension in self._load_all())
+        return bool(self) and any(extension.records_steps for extension in self._load_all())
 
     def make_model_factory(self, custom_model: Any) -> Any:
         for extension in self._load_all():
@@ -165,10 +165,10 @@ def register_extension(extension: str | type[Extension]) -> None:
             f"An extension must be a subclass of Extension, or its path 'module:Class', got "
             f"{extension!r}."
         )
-    EXTENSIONS[extension if isinstance(extension, str) else _path(extension)] = extension
+    EXTENSIONS[extension if isinstance(extension, str) else _make_path(extension)] = extension
 
 
-def _path(extension: type) -> str:
+def _make_path(extension: type) -> str:
     return f"{extension.__module__}:{extension.__qualname__}"
 
 
@@ -200,14 +200,14 @@ def describe_missing(owner: Any, name: str) -> str:
     return f"{kind} has no attribute {name!r}"
 
 
-def import_hint(owner: Any, name: str) -> str:
+def describe_import(owner: Any, name: str) -> str:
     """Returns what an error about an attribute adds if an import would make it known; or "".
 
     Args:
         owner: the object, or its class.
         name: of the attribute.
     """
-    statement = required_import(owner if isinstance(owner, type) else type(owner), name)
+    statement = find_required_import(owner if isinstance(owner, type) else type(owner), name)
     return statement and f". Code written for RLlib finds it after `{statement}`"
 
 
@@ -221,7 +221,7 @@ def _get_or_raise(owner: Any, cls: type[Extensible], name: str) -> Any:
         raise AttributeError(describe_missing(owner, name))
     with contextlib.suppress(LookupError):
         return EXTENSIONS.get_attribute(owner, name)
-    raise AttributeError(f"{cls._describe_missing(owner, name)}{import_hint(owner, name)}")
+    raise AttributeError(f"{cls._describe_missing(owner, name)}{describe_import(owner, name)}")
 
 
 class ExtensibleType(abc.ABCMeta):

@@ -73,7 +73,7 @@ def read_table(header: str) -> list[Row]:
 
 
 @functools.cache
-def _imports() -> dict[tuple[str, str], tuple[str, str]]:
+def _read_imports() -> dict[tuple[str, str], tuple[str, str]]:
     """Returns a statement and its module for each attribute that needs them, by owner and name."""
     result = {}
     for row in read_table(RLLIB):
@@ -87,7 +87,7 @@ def _imports() -> dict[tuple[str, str], tuple[str, str]]:
     return result
 
 
-def required_import(owner: type, name: str) -> str:
+def find_required_import(owner: type, name: str) -> str:
     """Returns the statement that an attribute of a class's objects needs.
 
     Args:
@@ -98,7 +98,7 @@ def required_import(owner: type, name: str) -> str:
         "" if it needs none, or if the statement was run.
     """
     for base in owner.__mro__:
-        statement, module = _imports().get((_OWNERS.get(base.__name__, ""), name), ("", ""))
+        statement, module = _read_imports().get((_OWNERS.get(base.__name__, ""), name), ("", ""))
         if statement and module not in sys.modules:
             return statement
     return ""

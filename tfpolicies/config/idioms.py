@@ -19,8 +19,8 @@ from tfpolicies.porting_tables import (
     SB3_SETTINGS,
     as_plain_text,
     codes,
+    find_required_import,
     read_table,
-    required_import,
 )
 
 _P = ParamSpec("_P")
@@ -204,7 +204,7 @@ def missing_attribute(owner: Any, name: str) -> str:
     return f"{describe_missing(owner, name)}{hint}"
 
 
-def require_recorded(view: Any) -> None:
+def check_recorded_statistics(view: Any) -> None:
     """Checks that a loss keeps no statistics in attributes, as RLlib's do.
 
     Args:
@@ -216,7 +216,7 @@ def require_recorded(view: Any) -> None:
     unread = [name for name in vars(view) if name.startswith("_mean_")]
     if not unread:
         return
-    statement = next(filter(None, (required_import(type(view), name) for name in unread)), "")
+    statement = next(filter(None, (find_required_import(type(view), name) for name in unread)), "")
     advice = f"; or import the names for ported code, which read RLlib's: {statement}"
     raise ConfigError(
         f"{type(view).__name__}.loss keeps {', '.join(unread)} on self, where nothing reads "

@@ -22,7 +22,7 @@ from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.config.setting import check, taken, told_of
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, near_matches
-from tfpolicies.extensions import EXTENSIONS, import_hint
+from tfpolicies.extensions import EXTENSIONS, describe_import
 
 logger = logging.getLogger("tfpolicies")
 
@@ -228,7 +228,7 @@ class SectionedConfig:
             )
         raise UnknownSettingError(
             f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
-            f"{import_hint(self, key)[1:] or self._hint(name)}"
+            f"{describe_import(self, key)[1:] or self._hint(name)}"
         )
 
     def _hint(self, name: str) -> str:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.idioms import require_recorded
+from tfpolicies.config.idioms import check_recorded_statistics
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.distributions import ActionDistribution
@@ -102,7 +102,7 @@ class PolicyKind(Policy):
         recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
         read = EXTENSIONS.read_statistics(self, train_batch)
         if read is None:
-            require_recorded(self)
+            check_recorded_statistics(self)
         return {**recorded, **(read or {})}
 
     def grad_stats_fn(self, train_batch: Any, grads: Sequence[Any]) -> dict[str, tf.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
-from tfpolicies.extensions import EXTENSIONS, describe_missing, import_hint
+from tfpolicies.extensions import EXTENSIONS, describe_import, describe_missing
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
 from tfpolicies.models.ports import NOISE, SEQ_LENS
@@ -190,7 +190,7 @@ class ModelView:
         try:
             return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
         except AttributeError:
-            hint = import_hint(self, name)
+            hint = describe_import(self, name)
             if not hint:
                 raise
             message = f"model.{name} cannot be had here: call the model{hint}"
