@@ -27,7 +27,7 @@ from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import ActionBatch
 
 PACKAGE = Path(tfpolicies.__file__).parent
-ARGUMENTS = {"algorithms/recording.py": 1, "rollout/roster.py": 1}
+ARGUMENTS = {"algorithms/recording.py": 1, "policy_map/policy_map.py": 1, "rollout/roster.py": 1}
 """Where what users give is checked, and how often."""
 
 

@@ -66,7 +66,7 @@ def last_extra_action_outs_for(
     )
 
 
-ASKED: dict[str, Callable[..., Any]] = {
+EPISODE_METHODS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         prev_action_for,

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any, NamedTuple
 
-from tfpolicies.config.porting_tables import LATER_SETTINGS, codes, read_table
 from tfpolicies.errors import ConfigError
+from tfpolicies.porting_tables import LATER_SETTINGS, codes, read_table
 
 logger = logging.getLogger("tfpolicies")
 

@@ -12,15 +12,18 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tfpolicies.config.porting_tables import (
+from tfpolicies.errors import ConfigError
+from tfpolicies.extensions import describe_missing
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.porting_tables import (
     KERAS,
     SB3,
     SB3_SETTINGS,
     as_plain_text,
     codes,
+    find_required_import,
     read_table,
 )
-from tfpolicies.models.defaults import MODEL_DEFAULTS
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -135,9 +138,28 @@ def answering(
 
 def missing_attribute(owner: Any, name: str) -> str:
     """Returns the message of an `AttributeError` about a method of another library, or any name."""
-    kind = f"type object {owner.__name__!r}" if isinstance(owner, type) else ""
     hint = f". {_methods()[name]}" if name in _methods() else ""
-    return f"{kind or f'{type(owner).__name__!r} object'} has no attribute {name!r}{hint}"
+    return f"{describe_missing(owner, name)}{hint}"
+
+
+def check_recorded_statistics(view: Any) -> None:
+    """Checks that a loss keeps no statistics in attributes, as RLlib's do.
+
+    Args:
+        view: the `self` of the loss, after its call.
+
+    Raises:
+        ConfigError: if it does: the message names them and says what to write.
+    """
+    unread = [name for name in vars(view) if name.startswith("_mean_")]
+    if not unread:
+        return
+    statement = next(filter(None, (find_required_import(type(view), name) for name in unread)), "")
+    advice = f"; or import the names for ported code, which read RLlib's: {statement}"
+    raise ConfigError(
+        f"{type(view).__name__}.loss keeps {', '.join(unread)} on self, where nothing reads "
+        f"them. Call self.record(kl=...) for statistics{advice if statement else ''}."
+    )
 
 
 def positional_config(algorithm: str, given: Any) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 
-from tfpolicies import ported
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
@@ -21,6 +20,7 @@ from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.errors import ConfigError, NotOfferedError
+from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SHARE_OF_TIMEOUT = 0.9  # in which remote workers play, so that their answers arrive in time
 
 
-class WorkerSet:
+class WorkerSet(Extensible):
     """A worker in this process, which learns, and those that sample for it.
 
     With remote workers, the one of this process has no environments and does not sample, unless
@@ -58,6 +58,8 @@ class WorkerSet:
         ConfigError: if there are to be remote workers, but Ray is not installed.
         WorkerError: if remote workers cannot be started.
     """
+
+    _describe_missing = staticmethod(missing_attribute)
 
     def __init__(
         self,
@@ -100,12 +102,6 @@ class WorkerSet:
             if self._remotes is not None:
                 self._remotes.stop()
             raise
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            message = missing_attribute(self, name)
-            return ported.missing(self, name, message, ported.OF_WORKER_SETS)
 
     # -- who there is -------------------------------------------------------------------------
 

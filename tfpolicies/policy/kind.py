@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.idioms import check_recorded_statistics
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
@@ -100,7 +101,10 @@ class PolicyKind(Policy):
         By default they are what `loss` recorded.
         """
         recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
-        return {**recorded, **ported.statistics(self, train_batch)}
+        read = EXTENSIONS.read_statistics(self, train_batch)
+        if read is None:
+            check_recorded_statistics(self)
+        return {**recorded, **(read or {})}
 
     def grad_stats_fn(self, train_batch: TrainBatch, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Returns statistics of the gradients as scalar tensors."""
@@ -356,7 +360,7 @@ class PolicyKind(Policy):
     def __getattr__(self, name: str) -> Any:
         if self.__dict__.get("_is_view"):
             with contextlib.suppress(LookupError):
-                return ported.lookup(self, name)
+                return EXTENSIONS.get_attribute(self, name)
             cls = type(self).__name__
             raise PolicyOwnedError(
                 f"traced code of {cls} read self.{name}, which belongs to one policy while the "

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tfpolicies import ported
+from tfpolicies.extensions import ExtensibleType
 
 logger = logging.getLogger("tfpolicies")
 
@@ -44,7 +44,7 @@ _policies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """The policies that have a driver, by `id`: a class of the user's may have no hash."""
 
 
-class PolicyMeta(ported.AskedByPorted):
+class PolicyMeta(ExtensibleType):
     """The class of policy classes: it notices methods that are replaced on a class."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -77,7 +77,12 @@ def register(policy: Any) -> None:
 
 def methods_of(base: type) -> dict[str, Any]:
     """Returns the methods of a base class that subclasses may have in other forms, by name."""
-    return {name: getattr(base, name, None) for name in METHODS}
+    return {name: _find_method(base, name) for name in METHODS}
+
+
+def _find_method(policy_class: type, name: str) -> Any:
+    """Returns what a class or its bases have under a name; extensions are not asked."""
+    return next((vars(each)[name] for each in policy_class.__mro__ if name in vars(each)), None)
 
 
 def find_overridden(policy_class: type, methods: dict[str, Any]) -> frozenset[str]:
@@ -87,7 +92,7 @@ def find_overridden(policy_class: type, methods: dict[str, Any]) -> frozenset[st
         policy_class: the class.
         methods: those of the base class, as `methods_of` gave them.
     """
-    return frozenset(n for n, x in methods.items() if getattr(policy_class, n, None) is not x)
+    return frozenset(n for n, x in methods.items() if _find_method(policy_class, n) is not x)
 
 
 def warn_slower(policy_class: type, overridden: frozenset[str]) -> None:

@@ -8,12 +8,11 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
@@ -31,6 +30,7 @@ from tfpolicies.connectors.pipelines import (
     tell_left_out,
 )
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
+from tfpolicies.extensions import Extensible
 from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.preprocessed import preprocess_batch
@@ -65,7 +65,7 @@ class ActionBatch(NamedTuple):
 
 
 @for_place("policy_class")
-class Policy(metaclass=overrides.PolicyMeta):
+class Policy(Extensible, metaclass=overrides.PolicyMeta):
     """Something that chooses actions for observations, and may learn to do it better.
 
     A hand-written policy implements `compute_actions`. One that learns also overrides
@@ -98,6 +98,7 @@ class Policy(metaclass=overrides.PolicyMeta):
     1
     """
 
+    _describe_missing = staticmethod(missing_attribute)
     flat_observations: ClassVar[bool] = False
     global_timestep: int = 0
     num_grad_updates: int = 0
@@ -171,12 +172,6 @@ class Policy(metaclass=overrides.PolicyMeta):
         made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
         return made, make_reward_filter(rewards)
 
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Asks what only ported code calls."""
-            return ported.missing(self, name, missing_attribute(self, name))
-
     @property
     def driver(self) -> PolicyDriver:
         """What samplers, algorithms, maps and checkpoints talk to."""
@@ -213,7 +208,7 @@ class Policy(metaclass=overrides.PolicyMeta):
             episodes: accepted and unused.
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.
             timestep: the time step for schedules of exploration; None takes the policy's own.
-            **kwargs: accepted for ported code and unused.
+            **kwargs: accepted and unused.
 
         Returns:
             The actions, the new memory, and extras such as `action_logp`.

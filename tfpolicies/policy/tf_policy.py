@@ -13,7 +13,6 @@ import gymnasium as gym
 import keras
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
@@ -23,6 +22,7 @@ from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.calling import adapted_layers
 from tfpolicies.models.eager_mode import ensure_eager
@@ -39,6 +39,7 @@ from tfpolicies.policy import overrides
 from tfpolicies.policy.acting import CompiledActing, MemoryCountError
 from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.compiled_driver import CompiledDriver
+from tfpolicies.policy.counters import Counter
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
@@ -228,7 +229,7 @@ class TFPolicy(PolicyKind):
     @property
     def global_timestep(self) -> int:
         """Rows acted on so far, or what `on_global_var_update` said last."""
-        return ported.Count(self._state.global_timestep)
+        return Counter(self._state.global_timestep)
 
     @global_timestep.setter
     def global_timestep(self, value: int) -> None:
@@ -260,7 +261,8 @@ class TFPolicy(PolicyKind):
         own = users_model(model)
         if isinstance(own, AdaptedModel):
             own.hand_to(self)
-        return ported.prepare_model(self, model)
+        EXTENSIONS.prepare_model(self, model)
+        return model
 
     def make_rl_module(self) -> keras.Model:
         """Returns the policy's Keras model: here the model is the module; see `model`."""
@@ -363,15 +365,15 @@ class TFPolicy(PolicyKind):
         return super().compute_single_action(obs, state, **arguments)
 
     def _in_full(self, states: Any, error: UsageError) -> tuple[Any, Any]:
-        """Returns a memory in the form of ported code in that of the policy, and the way back.
+        """Returns a memory of another form in that of the policy, and the way back.
 
         Raises:
             UsageError: the one given, if it has no such form.
         """
-        try:
-            return ported.lookup(self, "windowed_memory")(states)
-        except (LookupError, TypeError, ValueError):
+        completed = EXTENSIONS.complete_memory(self, states)
+        if completed is None:
             raise error from None
+        return completed
 
     def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
         names = (view.name for view in self.program.ports.views if view.name not in PREVIOUS)

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.policy.learning_batches import in_sequences, postprocessed
 from tfpolicies.rollout.collected import Collected, Trajectory
@@ -179,7 +179,7 @@ class Postprocessor:
             if sample.learning.postprocesses_trajectories:
                 others = {other: x for other, x in all_agents.items() if other != agent}
                 piece = postprocessed(policy, piece, others, episode)
-            with ported.shown(piece, policy.observation_space):
+            with EXTENSIONS.edit_batch(piece, policy.observation_space):
                 self._callbacks.on_postprocess_trajectory(
                     worker=self._worker,
                     episode=episode,

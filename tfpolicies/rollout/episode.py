@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import UsageError
+from tfpolicies.extensions import EXTENSIONS, Extensible
 
 SINGLE_AGENT = "agent0"
 
@@ -20,7 +20,7 @@ _NOTHING: Mapping[Any, Any] = {}
 
 
 @dataclass
-class Episode:
+class Episode(Extensible):
     """One episode of one environment.
 
     Attributes:
@@ -54,13 +54,6 @@ class Episode:
     _terminateds: dict[Any, bool] = field(default_factory=dict)
     _truncateds: dict[Any, bool] = field(default_factory=dict)
     _acted: dict[Any, tuple[Mapping[str, np.ndarray], int]] = field(default_factory=dict)
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Asks what only ported code calls."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            return ported.missing(self, name, message)
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
@@ -109,7 +102,7 @@ class Episode:
         truncateds: Mapping[Any, bool] = _NOTHING,
     ) -> None:
         """Takes down what agents saw, did and got last, by their ids, for callbacks to ask."""
-        if ported.MODULES:
+        if EXTENSIONS.records_steps:
             _keep(self._last_actions, self._prev_actions, actions)
             _keep(self._last_rewards, self._prev_rewards, rewards)
             self._terminateds.update(terminateds)
@@ -239,7 +232,7 @@ class EpisodeFollower:
 
 def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the columns of acting in memory that stays as it is; `{}` if nobody could ask."""
-    return {name: x.copy() for name, x in columns.items()} if ported.MODULES else {}
+    return {name: x.copy() for name, x in columns.items()} if EXTENSIONS.records_steps else {}
 
 
 def with_notes(metrics: RolloutMetrics, episode: Any) -> RolloutMetrics:

@@ -7,12 +7,11 @@ import itertools
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -25,6 +24,7 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Watchdog
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
+from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -46,7 +46,7 @@ _EVALUATION_SEED = 10_000
 _DRAWS = 16  # calls of a mapping function for an agent, to see which policies it may give
 
 
-class RolloutWorker(ParallelIteration):
+class RolloutWorker(ParallelIteration, Extensible):
     """Collects experience of policies in environments.
 
     Args:
@@ -91,6 +91,8 @@ class RolloutWorker(ParallelIteration):
         EnvError: for an environment that is unknown or unusable.
         SpaceError: if the spaces of a policy do not fit those of the environment.
     """
+
+    _describe_missing = staticmethod(missing_attribute)
 
     def __init__(
         self,
@@ -162,12 +164,6 @@ class RolloutWorker(ParallelIteration):
         except BaseException:
             self.stop()
             raise
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            message = missing_attribute(self, name)
-            return ported.missing(self, name, message, ported.OF_WORKERS)
 
     # -- construction -------------------------------------------------------------------------
 
