@@ -12,7 +12,7 @@ from tiny import make
 
 from tfpolicies import MultiAgentEnv, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError
-from tfpolicies.policy import stacked_acting
+from tfpolicies.policy_map import stacked_acting
 
 
 def one_policy(agent_id: Any, episode: Any, **kwargs: Any) -> str:
