@@ -23,6 +23,7 @@ from gymnasium import spaces
 
 from tfpolicies import A2CConfig, DDPGConfig, DQNConfig, PGConfig, PPOConfig, SACConfig, TD3Config
 from tfpolicies.errors import ExportError
+from tfpolicies.export.job import ExportJob
 from tfpolicies.export.litert import export_litert
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.reference import ReferenceActing
@@ -111,7 +112,7 @@ def built(algo: str, network: str, activations: tuple[str, str] = ("tanh", "relu
 
 
 def export(form: str, policy: Any, folder: Path) -> Any:
-    return FORMS[form](policy.program, policy._state, folder)
+    return FORMS[form](ExportJob(policy.program, policy._state.copy(), folder))
 
 
 def sound(algo: str, network: str, iterations: int, folder: Path) -> Iterator[dict[str, Any]]:

@@ -119,7 +119,7 @@ class StashPlace(Place):
         try:
             yield policies
         finally:
-            policies._archive.close()  # without a flush
+            policies._store.close()  # without a flush
 
     def read(self) -> int | None:
         if not (self.folder / "worker_0").exists():

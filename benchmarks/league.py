@@ -68,7 +68,7 @@ def main() -> int:
     before = resident_bytes()
     add_row("added, fresh weights", milliseconds(create(fresh), names), "ms")
     taken = resident_bytes() - before
-    state = fresh["main"].holding.state.layout.num_bytes
+    state = fresh["main"].driver.state.layout.num_bytes
     main_policy = fresh["main"]
     order = [names[i] for i in np.random.default_rng(0).integers(0, len(names), 3000)]
     act = milliseconds(lambda name: fresh[name].compute_actions(obs), order)

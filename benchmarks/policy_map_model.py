@@ -143,8 +143,8 @@ def set_hyper(policy: Any, seed: int) -> dict[str, Any]:
 def observe(policy: Any, seed: int) -> dict[str, Any]:
     """Lets the filter see a row and takes it into account."""
     rows = np.full((1, 1, 2), seed / 50, np.float32)
-    policy.learning.observe([rows], {"rewards": np.zeros((1, 1), np.float32)})
-    policy.learning.flush_filters()
+    policy.driver.learning.observe([rows], {"rewards": np.zeros((1, 1), np.float32)})
+    policy.driver.learning.flush_filters()
     return {}
 
 

@@ -44,11 +44,16 @@ def main() -> None:
     space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
     policy = SACTF2Policy(space, actions, {"seed": 0})
     one, many = batch_of(ROWS), batch_of(ROWS * UPDATES)
+    replay = policy.driver.learning.replay
     ways: dict[str, tuple[Callable[[], Any], int, int]] = {
         "bare function": (bare(), 20, 1),
-        "one update per call": (lambda: policy.learning.replay(one, ROWS, np.ones(1, bool)), 20, 1),
+        "one update per call": (
+            lambda: policy.driver.learning.replay(one, ROWS, np.ones(1, bool)),
+            20,
+            1,
+        ),
         "64 updates per call": (
-            lambda: policy.learning.replay(many, ROWS, np.ones(UPDATES, bool)),
+            lambda: replay(many, ROWS, np.ones(UPDATES, bool)),
             1,
             UPDATES,
         ),

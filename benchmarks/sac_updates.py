@@ -80,7 +80,7 @@ def policy_of(settings: dict[str, Any]) -> SACTF2Policy:
     shaken = {key: w + np.float32(rng.normal(0, 0.05, w.shape)) for key, w in weights.items()}
     policy.set_weights({**shaken, "temperature/layer_0/log_alpha": np.float32(0.0)})
     policy.update_target(tau=1.0)
-    policy.learning.state.learning_rng = Silent(policy.learning.state.learning_rng)
+    policy.driver.state.learning_rng = Silent(policy.driver.state.learning_rng)
     return policy
 
 

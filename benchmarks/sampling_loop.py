@@ -72,13 +72,13 @@ def figures(num_envs: int, seconds: float) -> dict[str, float]:
 
     def acting() -> int:
         for _ in range(CALLS):
-            policy.acting.columns([obs])
+            policy.driver.acting.act([obs])
         return CALLS
 
     def both() -> int:
         seen = obs
         for _ in range(CALLS):
-            seen = step(policy.acting.columns([seen])[0])
+            seen = step(policy.driver.acting.act([seen])[0])
         return CALLS
 
     def sample() -> int:

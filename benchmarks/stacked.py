@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfpolicies import PPOTF2Policy
-from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.policy_map.stacked_acting import compute_actions
 
 _SMALL_IMAGE = {"conv_filters": [[16, [3, 3], 1]], "post_fcnet_hiddens": [64]}
 _TANH = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}

@@ -94,7 +94,7 @@ def updates(case: Case, forms: tuple[Form, ...]) -> tuple[dict[Form, Measured], 
     automatic = Form.PLAIN
     for form in forms:
         policy = case.policy(jit_compile=SETTINGS[form])
-        policy.learning.prepare()
+        policy._learner.discover()
         if form is Form.LOOP:
             automatic = policy.program.updates.resolve_form(policy._state)
         policy.program.updates.form = form
@@ -144,7 +144,7 @@ def acting_table(cases: list[Case], seconds: float) -> Table:
         table.add_column(heading, justify="left" if heading == "network" else "right")
     for case in cases:
         policies = {way: case.policy(inference=way) for way in ("onnx", "tf")}
-        automatic = case.policy(inference="auto").acting.inference
+        automatic = case.policy(inference="auto").driver.acting.inference
         cells, worst = [], 0.0
         for rows in ACTING_ROWS:
             taken = {way: _acting(policy, rows, seconds) for way, policy in policies.items()}

@@ -75,7 +75,7 @@ def train(size: int, rounds: int, exchange: int) -> tuple[dict[str, Member], flo
     population = PolicyMap(capacity=size)
     population.update({name: member.policy for name, member in members.items()})
     for member in members.values():
-        member.policy.learning.warm_up(ROWS, EPOCHS, MINIBATCH)
+        member.policy.driver.learning.warm_up(ROWS, EPOCHS, MINIBATCH)
     begun = time.perf_counter()
     for round_ in range(rounds):
         for member in members.values():

@@ -93,3 +93,12 @@ def ray_cluster():
     ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def no_extensions(monkeypatch):
+    """Has no extension registered, as before `import tfpolicies.compat`."""
+    from tfpolicies.extensions import EXTENSIONS
+
+    for name in list(EXTENSIONS):
+        monkeypatch.delitem(EXTENSIONS, name)

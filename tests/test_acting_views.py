@@ -346,7 +346,7 @@ def test_an_observation_filter_normalises_what_is_looked_back_on():
     given = inputs_of(3)
     raw = policy.compute_actions_from_input_dict(given, explore=False).extras["vf_preds"]
     policy.filter.observe([np.array([[3.0], [5.0], [7.0]], np.float32)])
-    policy.learning.flush_filters()
+    policy.driver.learning.flush_filters()
     shifted = {name: 2.0 * x + 5.0 if "obs" in name else x for name, x in given.items()}
     again = policy.compute_actions_from_input_dict(shifted, explore=False).extras["vf_preds"]
     np.testing.assert_allclose(again, raw, atol=1e-4)

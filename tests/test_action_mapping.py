@@ -290,7 +290,7 @@ def test_a_policy_acts_normalised_and_maps_each_action_once():
     env_actions = np.stack([policy.env_action(action) for action in batch.actions])
     np.testing.assert_allclose(env_actions, to_env(BOUNDED, batch.actions), rtol=1e-6)
     assert all(action in BOUNDED for action in env_actions)
-    for_env, columns = policy.acting.columns([obs])
+    for_env, columns = policy.driver.acting.act([obs])
     np.testing.assert_allclose(for_env, to_env(BOUNDED, columns["actions"]), rtol=1e-6)
 
 
@@ -317,7 +317,7 @@ def test_env_action_takes_its_rules_from_the_call_or_from_the_config():
 def test_actions_for_a_float64_box_are_members_on_both_runtimes(inference):
     space = spaces.Box(0.1, 0.3, (2,), np.float64)
     policy = make(actions=space, inference=inference)
-    for_env, columns = policy.acting.columns([np.ones((50, 3), np.float32)])
+    for_env, columns = policy.driver.acting.act([np.ones((50, 3), np.float32)])
     assert all(action in space for action in for_env)
     assert for_env.dtype == np.float64
     assert columns["actions"].dtype == np.float32

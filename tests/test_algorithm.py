@@ -6,7 +6,6 @@ import math
 import time
 import tracemalloc
 import types
-from pathlib import Path
 
 import gymnasium as gym
 import keras
@@ -32,7 +31,6 @@ from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageEr
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.columns import BatchReader
 from tfpolicies.program.update_forms import Form
-from tfpolicies.reporting.machine import MachineLoad
 from tfpolicies.rollout.episode import RolloutMetrics
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -262,29 +260,11 @@ def test_loading_is_timed_apart_from_learning(monkeypatch):
     assert sum(parts) <= timers["training_iteration_time_ms"]
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="tells nothing of the machine")
 def test_results_say_how_busy_the_machine_is_unless_told_not_to():
     perf = tiny().build().train()["perf"]
     assert set(perf) == {"cpu_util_percent", "ram_util_percent"}
     assert all(0 < percent <= 100 for percent in perf.values())
     assert tiny().debugging(log_sys_usage=False).build().train()["perf"] == {}
-
-
-def test_the_load_of_a_machine_is_that_since_the_last_reading(tmp_path):
-    def tell(cpu, ram="MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  250 kB\n"):
-        (tmp_path / "stat").write_text(f"cpu  {cpu}\ncpu0 1 2 3\n")
-        (tmp_path / "meminfo").write_text(ram)
-
-    tell("100 0 100 700 100 0 0 0 50 0")  # 200 of 1000 ticks were busy
-    load = MachineLoad(str(tmp_path))
-    tell("160 5 110 900 110 3 2 10 50 0")  # 90 of 300
-    assert load.read() == {"cpu_util_percent": 30.0, "ram_util_percent": 75.0}
-    assert load.read()["cpu_util_percent"] == 30.0  # no tick since then
-    tell("260 5 110 900 110 3 2 10 50 0", ram="MemTotal: many\n")
-    assert load.read() == {"cpu_util_percent": 100.0}
-    tell("?", ram="")
-    assert load.read() == {}
-    assert MachineLoad(str(tmp_path / "nothing")).read() == {}
 
 
 def test_returns_are_nan_before_the_first_episode_ended():

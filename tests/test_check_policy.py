@@ -18,8 +18,8 @@ from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Polic
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.models.distributions import DiagGaussian, SquashedGaussian
+from tfpolicies.policy.compiled_driver import CompiledDriver, OverriddenActing
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.program_parts import OverriddenActing
 from tfpolicies.testing import check_policy, random_batch
 from tfpolicies.testing.checking import CHECKS
 from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
@@ -352,13 +352,18 @@ class DriftingTF1Policy(DriftingTF2Policy):
 
 
 class Flipping(OverriddenActing):
-    def columns(self, *args, **kwargs):
-        actions, columns = super().columns(*args, **kwargs)
+    def act(self, *args, **kwargs):
+        actions, columns = super().act(*args, **kwargs)
         return 1 - actions, columns
 
 
+class FlippingDriver(CompiledDriver):
+    def choose_parts(self):
+        self.acting = Flipping(self.policy)
+
+
 class ExportsSomethingElse(PPOTF2Policy):
-    _parts = {**PPOTF2Policy._parts, "acting": Flipping}
+    _driver_class = FlippingDriver
 
     def compute_actions(self, *args, **kwargs):
         return super().compute_actions(*args, **kwargs)

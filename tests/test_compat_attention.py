@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 from tiny import OBS, TWO, make, rows_of, varied
 
-from tfpolicies import ported
 from tfpolicies.compat import GTrXLNet, ModelCatalog, TFModelV2
 from tfpolicies.errors import UsageError
 
@@ -135,7 +134,6 @@ def test_other_memories_are_refused_as_before(memory, attention):
         attention.compute_actions(FIVE[:1], memory)
 
 
-def test_windows_need_the_names_for_ported_code(monkeypatch, attention):
-    monkeypatch.setattr(ported, "MODULES", {})
+def test_windows_need_the_names_for_ported_code(no_extensions, attention):
     with pytest.raises(UsageError, match=r"a memory of 2 arrays"):
         attention.compute_single_action(FIVE[0], [np.zeros((2, 4))])

@@ -47,7 +47,7 @@ from tfpolicies.errors import (
     UnknownPolicyError,
     UsageError,
 )
-from tfpolicies.policy.session import Memory
+from tfpolicies.policy.recurrent_state import RecurrentState
 
 QUICK = {"inference": "tf", "jit_compile": False, "seed": 0, "log_level": "ERROR"}
 SMALL = {"model": {"fcnet_hiddens": [4]}, "train_batch_size": 12}
@@ -284,7 +284,7 @@ class Stubborn(Policy):
 def test_a_hand_written_policy_draws_its_memory_for_each_episode():
     policy = Stubborn(OBS, TWO, {})
     assert policy._create_exploration() is None
-    memory = Memory(policy, 2)
+    memory = RecurrentState(policy, 2)
     (states,) = memory.inputs([np.zeros((2, *OBS.shape), np.float32)])[1]
     first = states[:, 0].tolist()
     memory.forget(np.array([False, True]))

@@ -20,7 +20,6 @@ from tfpolicies import (
     PolicySpec,
     PPOConfig,
     PPOTF2Policy,
-    ported,
 )
 from tfpolicies.config.multi_agent import default_policy_mapping
 from tfpolicies.config.stored_settings import decode_settings
@@ -272,8 +271,7 @@ def test_old_dict_configs_have_it_under_multiagent():
     assert config.lr == 0.5
 
 
-def test_multiagent_is_no_setting_of_its_own(monkeypatch):
-    monkeypatch.setattr(ported, "MODULES", {})  # as without the names for ported code
+def test_multiagent_is_no_setting_of_its_own(no_extensions):
     config = PPOConfig()
     for read in (
         lambda: config.multiagent,

@@ -52,7 +52,7 @@ def test_a_model_with_a_value_that_its_policy_does_not_need_acts_through_onnx_al
     logits = np.asarray(model(OBS)[0])
     np.testing.assert_allclose(extras["action_dist_inputs"], logits, rtol=1e-5, atol=1e-6)
     assert "vf_preds" not in extras
-    assert policy.acting.inference == "onnx"
+    assert policy.driver.acting.inference == "onnx"
 
 
 def test_each_model_instance_gives_its_weights_to_the_first_policy_made_from_it():

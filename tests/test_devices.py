@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,7 @@ def run(kind, num_gpus, default):
     with tf.device(default) if default else contextlib.nullcontext():
         policy = tiny.make(policy_class, num_gpus=num_gpus, lr=0.01, **config)
         batch = random_batch(policy, 12)
-        policy.learning.prepare()
+        policy._learner.discover()
         if kind == "step":
             policy.program.updates.form = Form.STEP
         acted = policy.compute_actions(batch["obs"], explore=False) if kind != "memory" else None
@@ -139,7 +140,8 @@ def test_all_of_an_update_is_on_the_device_that_learns(kind):
 
 def test_a_network_with_convolutions_acts_where_it_learns():
     for result, device in zip(learn_as("plain"), ("CPU:1", "CPU:0"), strict=False):
-        assert result["convolutions"] == [f"{device} _FusedConv2D"]
+        (operation,) = result["convolutions"]  # oneDNN has one of its own on some processors
+        assert re.fullmatch(rf"{device} _(MklNative)?FusedConv2D", operation)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -302,7 +302,7 @@ def test_online_and_target_network_see_observations_through_one_filter():
     rows = 50 + 9 * rows_of(OBS, 100)
     for each in (policy, twin):
         each.filter.observe([rows])
-        each.learning.flush_filters()
+        each.driver.learning.flush_filters()
     batch = transitions(policy, 9)
     batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
     chosen = q_of(policy, batch["obs"])[np.arange(9), batch["actions"]]

@@ -699,7 +699,7 @@ def test_a_failed_export_leaves_the_folder_as_it_was(tmp_path, onnx_option):
     good.export_model(tmp_path / "out", onnx=onnx_option)
     before = digest(tmp_path)
     diverged = make()
-    with diverged.holding.accepting_non_finite():
+    with diverged.driver.allow_non_finite():
         diverged.set_weights([np.full(w.shape, np.nan) for w in diverged.get_weights().values()])
     model = keras.Sequential([PythonLayer(), keras.layers.Dense(2)])
     python = tiny.make(obs=CARTPOLE.observation_space, model={"custom_model": model})

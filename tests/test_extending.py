@@ -39,6 +39,7 @@ from tfpolicies.extending import (
     masked_mean,
     setting,
 )
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.testing import check_policy, random_batch
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -59,6 +60,7 @@ def names(tmp_path_factory):
     finally:
         os.chdir(before)
         del sys.modules["page"]
+        EXTENSIONS.pop("page:Shorthands", None)
 
 
 @pytest.mark.soak
@@ -67,6 +69,8 @@ def test_the_python_of_the_page_runs_in_order(names):
     assert played["episode_reward_mean"] > 400.0
     assert names["again"].counters == names["algorithm"].counters
     assert (names["home"] / "exported/dagger/model.onnx").exists()
+    assert names["policy"].num_weights == sum(map(np.size, names["policy"].get_weights().values()))
+    assert tfpolicies.SampleBatch(eps_id=[7, 7, 9]).num_episodes == 2
     assert 0.5 <= names["learned"]["certainty"] <= 1.0
     stats = names["munchausen"].train()["info"]["learner"]["default_policy"]["learner_stats"]
     assert np.isfinite(stats["mean_q"])
@@ -125,10 +129,11 @@ def test_the_page_imports_from_the_doors_alone():
 
 NAMES = """
 AMOUNT BOOL COUNT POSITIVE SCHEDULE UNIT ActorCriticConfig ActorCriticTFPolicy ActorCriticTraining
-Disturb Distribution Exploration ExplorationSetting Fragments Greedy NetworkPlan OffPolicyAlgorithm
-OffPolicyConfig OffPolicyTFPolicy OffPolicyTraining Rule Sample Scheduled Training Transform count
-discounted_returns explained_variance function generalized_advantages huber later masked_mean
-n_step_returns one_of register_box_distribution register_tuned setting
+Disturb Distribution Exploration ExplorationSetting Extension Fragments Greedy NetworkPlan
+OffPolicyAlgorithm OffPolicyConfig OffPolicyTFPolicy OffPolicyTraining Rule Sample Scheduled
+Training Transform count discounted_returns explained_variance function generalized_advantages
+huber later masked_mean n_step_returns one_of register_box_distribution register_extension
+register_tuned setting
 """
 """What stays where it is for those who extend the package."""
 

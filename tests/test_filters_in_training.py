@@ -145,7 +145,7 @@ def filtered(space, **model):
     rows = batch_leaves(leaves(space), tiny.rows_of(space, 50), "rows")
     rows = [100 + 20 * x if x.dtype == np.float32 else x for x in rows]
     policy.filter.observe(rows)
-    policy.learning.flush_filters()
+    policy.driver.learning.flush_filters()
     obs = [np.concatenate([x[:8], 50 * x[:2]]) if x.dtype == np.float32 else x[:10] for x in rows]
     return policy, nest(space, obs)
 

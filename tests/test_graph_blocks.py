@@ -46,7 +46,7 @@ def numbers_of(policy):
     policy.set_weights({name: 0.5 * x for name, x in policy.get_weights().items()})
     policy.set_state(policy.get_state())
     after = policy.copy().compute_actions(rows, explore=False)[2]
-    mapped = policy.acting.to_env([actions])
+    mapped = policy.driver.acting.to_env([actions])
     return tf.nest.flatten([one, actions, extras, before, stats, after, mapped])
 
 

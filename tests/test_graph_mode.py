@@ -142,11 +142,11 @@ def test_a_model_that_cannot_be_copied_is_refused():
 @pytest.mark.core
 def test_the_class_decides_the_runtime_and_framework_the_class():
     policy, eager = graph(), make()
-    assert (policy.framework, policy.acting.inference) == ("tf", "tf")
+    assert (policy.framework, policy.driver.acting.inference) == ("tf", "tf")
     assert isinstance(policy.get_session(), tf.compat.v1.Session)
     assert (eager.framework, eager.get_session()) == ("tf2", None)
     automatic = graph(inference="auto", jit_compile="auto")
-    assert (automatic.acting.inference, automatic.config["jit_compile"]) == ("tf", False)
+    assert (automatic.driver.acting.inference, automatic.config["jit_compile"]) == ("tf", False)
     for config, classes in (
         (PPOConfig(), (PPOTF1Policy, PPOTF2Policy)),
         (PGConfig(), (PGTF1Policy, PGTF2Policy)),
@@ -399,7 +399,7 @@ def test_exports_agree_with_the_session(tmp_path, kind, onnx):
 
 def test_acting_may_be_given_to_onnx_runtime():
     by_session, by_onnx = graph(), graph(inference="onnx")
-    assert (by_onnx.acting.inference, by_onnx.framework) == ("onnx", "tf")
+    assert (by_onnx.driver.acting.inference, by_onnx.framework) == ("onnx", "tf")
     np.testing.assert_array_equal(
         *(each.compute_actions(rows_of(OBS, 100)).actions for each in (by_session, by_onnx))
     )

@@ -19,8 +19,8 @@ from tfpolicies import (
 from tfpolicies.compat import RandomPolicy
 from tfpolicies.connectors.agent_connectors import ClipObservations
 from tfpolicies.errors import UsageError
-from tfpolicies.policy.by_methods import memory_leaves
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.recurrent_state import flatten_memory
 from tfpolicies.rollout.episode import Episode
 from tfpolicies.rollout.evaluation import play
 
@@ -100,7 +100,7 @@ def test_a_class_that_asks_for_flat_observations_gets_rows_everywhere():
     (reached,) = policy.processed
     np.testing.assert_array_equal(reached[:2], EPISODE_ROWS[1:])
     np.testing.assert_array_equal(reached[2], [0, 0, 1, 3, 8])
-    policy.learning.update(batch, 1, 3, shuffle=False)
+    policy.driver.learning.update(batch, 1, 3, shuffle=False)
     np.testing.assert_array_equal(policy.learned[0], EPISODE_ROWS)
     policy.compute_single_action({"at": 2, "speed": np.array([1, 6], np.float32)})
     policy.compute_single_action(EPISODE_ROWS[1])
@@ -221,7 +221,7 @@ def test_only_boxes_are_mapped(space, action, wanted):
     space_is_flat = not isinstance(space, spaces.Dict)
     nested = {"a": np.zeros((1, 1)), "b": np.ones(1)}
     policy = Own(Line.observation_space, space, {})
-    found, _ = policy.acting.columns([np.zeros((1, 1), np.float32)])
+    found, _ = policy.driver.acting.act([np.zeros((1, 1), np.float32)])
     alone = policy.env_action(action)
     if space_is_flat:
         assert found.dtype == space.dtype
@@ -387,7 +387,7 @@ def test_a_memory_may_be_a_dict(env):
 
 
 def test_a_memory_of_lists_has_the_rows_of_these_lists():
-    assert [x.tolist() for x in memory_leaves([[1, 2], np.zeros(1)])] == [[1, 2], [0.0]]
+    assert [x.tolist() for x in flatten_memory([[1, 2], np.zeros(1)])] == [[1, 2], [0.0]]
 
 
 # -- filters --------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_an_observation_filter_is_there_for_policies_written_by_hand(env):
     twin = policy.copy()
     policy.seen, twin.seen = [], []
     for each in (policy, twin, Policy.from_state(policy.get_state())):
-        each.acting.columns([np.array([[2.0]], np.float32)])
+        each.driver.acting.act([np.array([[2.0]], np.float32)])
     assert twin.seen == policy.seen != [2.0]
 
 

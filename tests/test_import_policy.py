@@ -116,7 +116,7 @@ def test_policies_of_stable_baselines3_act_as_they_predict():
     )
     squashed = import_policy(SB3 / "sac.onnx", **TORQUE, normalized=True)
     actions = squashed.compute_actions(expected["sac_obs"]).actions
-    for_env = squashed.acting.to_env([actions])[0]
+    for_env = squashed.driver.acting.to_env([actions])[0]
     np.testing.assert_allclose(for_env, expected["sac_actions"], atol=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_our_own_exports_need_no_names(onnx, memory, tmp_path):
         obs = {"a": np.array([2, 3, 4]), "b": rng.uniform(-1, 1, (3, 2)).astype(np.float32)}
         before, ours, extras = own.compute_actions(obs, ours, before, rewards, explore=False)
         for_env, theirs, given = other.compute_actions(obs, theirs, for_env, rewards)
-        np.testing.assert_allclose(for_env, own.acting.to_env([before])[0], atol=1e-5)
+        np.testing.assert_allclose(for_env, own.driver.acting.to_env([before])[0], atol=1e-5)
         np.testing.assert_allclose(given["vf_preds"], extras["vf_preds"], atol=1e-5)
         rewards = rng.normal(size=3)
 

@@ -41,7 +41,7 @@ def map_with(path, **numbers):
 
 def end(policies):
     """Leaves a map as a killed process does."""
-    policies._archive._held.release()
+    policies._store._held.release()
 
 
 def names(folder):
@@ -92,7 +92,7 @@ def test_a_policy_that_was_replaced_is_found_until_the_new_one_is_flushed(tmp_pa
         end(policies)
         with PolicyMap(path=tmp_path) as again:
             assert list(again) == ["b"]
-            again._archive._held.release()
+            again._store._held.release()
 
 
 def test_of_two_records_of_one_policy_the_newer_one_counts(tmp_path):
@@ -131,9 +131,9 @@ def test_a_stopped_process_that_freezes_is_not_waited_for_without_end(tmp_path, 
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(StashError, match=r"in use by another process for 0\.1 s.*may be stopped"):
         policies.freeze("a")
-    assert not policies["a"].holding.is_frozen
+    assert not policies["a"].driver.is_frozen
     os.close(descriptor)
-    assert policies.freeze("a").holding.is_frozen
+    assert policies.freeze("a").driver.is_frozen
     policies.close()
 
 

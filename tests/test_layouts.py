@@ -310,7 +310,7 @@ def content_of(folder):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_policy_that_cannot_be_exported_leaves_the_folder_as_it_was(layout, tmp_path):
     diverged = tiny.make()
-    with diverged.holding.accepting_non_finite():
+    with diverged.driver.allow_non_finite():
         diverged.set_weights([np.full(w.shape, np.nan) for w in diverged.get_weights().values()])
     with pytest.raises(ExportError, match="not finite"):
         diverged.export_model(tmp_path / "new" / "place", layout=layout)

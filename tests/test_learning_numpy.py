@@ -304,7 +304,7 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     settings = Settings(entropy_coeff=0.01)
     policy = scaled_up(make(jit_compile=jit, **settings._asdict()))
     reference = Reference(policy, settings)
-    policy.learning.prepare()
+    policy._learner.discover()
     form = Form.LOOP if jit else Form.PLAIN
     spy = Shapes(policy.program.updates._learner(form))
     monkeypatch.setitem(policy.program.updates._learners, (form, False, False), spy)

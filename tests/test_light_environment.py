@@ -74,7 +74,7 @@ def test_nothing_else_is_installed(python, tmp_path):
     config = ConfigParser(interpolation=None)
     config.read(HOME / "setup.cfg")
     needed = config["options"]["install_requires"].split()
-    base = [x for x in needed if x.startswith(("numpy", "onnxruntime"))]
+    base = [x for x in needed if x.startswith(("numpy", "onnxruntime", "psutil"))]
     serve = config["options.extras_require"]["serve"].split()
     assert [x for x in requires if "extra" not in x] == [*base, *serve]
 

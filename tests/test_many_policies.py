@@ -601,7 +601,7 @@ def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(tmp_path
     assert [evaluated[pid].config["explore"] for pid in ("left", "new")] == [False, False]
     assert algorithm.get_policy("new").config["explore"] is True
     policy, obs = evaluated["new"], np.full((64, 3), 2.0, np.float32)
-    assert len(set(policy.acting.columns([obs])[1]["actions"].tolist())) == 1
+    assert len(set(policy.driver.acting.act([obs])[1]["actions"].tolist())) == 1
     algorithm.save(tmp_path)
     given = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
     restored = Algorithm.from_checkpoint(tmp_path, **given)

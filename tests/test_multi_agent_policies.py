@@ -12,7 +12,7 @@ from tiny import make
 
 from tfpolicies import MultiAgentEnv, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError
-from tfpolicies.policy import stacked_acting
+from tfpolicies.policy_map import stacked_acting
 
 
 def one_policy(agent_id: Any, episode: Any, **kwargs: Any) -> str:
@@ -169,7 +169,7 @@ def test_filters_see_every_row_once():
     )
     rows = sampler.sample()["p"]["obs"]
     assert policy.filter.pending_count == len(rows)
-    policy.learning.flush_filters()
+    policy.driver.learning.flush_filters()
     np.testing.assert_allclose(policy.filter.statistics[0].mean, rows.mean(axis=0), rtol=1e-5)
 
 

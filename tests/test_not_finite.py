@@ -125,7 +125,7 @@ def test_what_explains_most_is_named_first():
     batch["advantages"][4] = np.nan
     with pytest.raises(NonFiniteError, match=r"train_batch\['advantages'\]\[4\] \(nan\)"):
         policy.learn_on_batch(batch)
-    with policy.holding.accepting_non_finite():
+    with policy.driver.allow_non_finite():
         weights = policy.get_weights()
         weights[next(iter(weights))][0, 1] = np.inf
         policy.set_weights(weights)

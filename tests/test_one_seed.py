@@ -121,14 +121,14 @@ def test_noise_ahead_gives_nothing_where_a_call_needs_more_than_is_left():
 def acted(policy, sizes):
     rng = np.random.default_rng(3)
     given = [rng.uniform(-1, 1, (rows, 3)).astype(np.float32) for rows in sizes]
-    return [policy.acting.columns([obs])[1]["actions"].copy() for obs in given]
+    return [policy.driver.acting.act([obs])[1]["actions"].copy() for obs in given]
 
 
 @pytest.mark.parametrize("actions", [spaces.Discrete(5), BOX, DISTRIBUTIONS["product"][0]])
 def test_acting_ahead_gives_the_actions_and_the_generator_of_acting_step_by_step(actions):
     sizes = [4, 1, 4, 4]  # three more rows than are drawn ahead
     one, other = (tiny.make(PPOTF2Policy, actions=actions) for _ in range(2))
-    with one.acting.ahead(10):
+    with one.driver.acting.prefetch_noise(10):
         found = [one.compute_actions(np.zeros((n, 3), np.float32)).actions for n in sizes]
     wanted = [other.compute_actions(np.zeros((n, 3), np.float32)).actions for n in sizes]
     for ours, theirs in zip(map(leaves_of, found), map(leaves_of, wanted), strict=True):
@@ -138,14 +138,14 @@ def test_acting_ahead_gives_the_actions_and_the_generator_of_acting_step_by_step
 
 
 def read_while_changing(policy):
-    with policy.holding.state.changing():
-        return policy.holding.state.learning_rng.bit_generator.state
+    with policy.driver.state.changing():
+        return policy.driver.state.learning_rng.bit_generator.state
 
 
 READS = {
     "its state": lambda policy: policy.get_state()["rng"],
-    "a copy of its state": lambda policy: policy.holding.state.copy().rng.bit_generator.state,
-    "its generator": lambda policy: policy.holding.generator.bit_generator.state,
+    "a copy of its state": lambda policy: policy.driver.state.copy().rng.bit_generator.state,
+    "its generator": lambda policy: policy.driver.generator.bit_generator.state,
     "learning": read_while_changing,
 }
 
@@ -153,7 +153,7 @@ READS = {
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_who_reads_a_generator_never_sees_it_ahead(read):
     one, other = tiny.make(PPOTF2Policy), tiny.make(PPOTF2Policy)
-    with one.acting.ahead(20):
+    with one.driver.acting.prefetch_noise(20):
         acted(one, [4, 4])
         acted(other, [4, 4])
         assert read(one) == read(other)
@@ -165,7 +165,7 @@ def test_what_is_interrupted_leaves_the_generator_where_its_steps_did():
     one, other = tiny.make(PPOTF2Policy), tiny.make(PPOTF2Policy)
 
     def interrupted():
-        with one.acting.ahead(20):
+        with one.driver.acting.prefetch_noise(20):
             acted(one, [4, 4])
             raise KeyboardInterrupt
 
@@ -178,17 +178,17 @@ def test_what_is_interrupted_leaves_the_generator_where_its_steps_did():
 def test_a_call_among_many_policies_draws_where_the_steps_before_it_stopped():
     one, other = tiny.make(PPOTF2Policy), tiny.make(PPOTF2Policy)
     numbers = np.empty((3, 2), np.float32), np.empty((3, 2), np.float32)
-    with one.acting.ahead(20):
+    with one.driver.acting.prefetch_noise(20):
         acted(one, [4])
-        one.acting.drawn(3, True, numbers=numbers[0])
+        one.driver.acting.drawn(3, True, numbers=numbers[0])
     acted(other, [4])
-    other.acting.drawn(3, True, numbers=numbers[1])
+    other.driver.acting.drawn(3, True, numbers=numbers[1])
     np.testing.assert_array_equal(*numbers)
 
 
 def test_noise_of_a_policy_that_does_not_explore_is_not_drawn():
     policy = tiny.make(PPOTF2Policy, explore=False)
     before = policy.get_state()["rng"]
-    with policy.acting.ahead(20):
+    with policy.driver.acting.prefetch_noise(20):
         acted(policy, [4, 4])
     assert policy.get_state()["rng"] == before

@@ -78,7 +78,7 @@ def test_a_class_says_from_what_distribution_its_actions_are(inference):
     obs = rows_of(OBS, 5)
     wanted = 2 * logits_of(policy, obs)
     acted = policy.compute_actions(obs)
-    assert policy.acting.inference == inference
+    assert policy.driver.acting.inference == inference
     np.testing.assert_allclose(acted.extras["action_dist_inputs"], wanted, atol=1e-5)
     every = wanted - np.log(np.exp(wanted).sum(-1, keepdims=True))
     logp = every[np.arange(5), acted.actions]
@@ -198,8 +198,8 @@ def test_untraced_policies_run_their_python_code_at_every_call():
 
     policy = make(Debugged, actions=TWO, eager_tracing=False, inference="auto", jit_compile="auto")
     batch = batch_for(policy, 7)
-    policy.learning.prepare()
-    assert policy.acting.inference == "tf"
+    policy._learner.discover()
+    assert policy.driver.acting.inference == "tf"
     calls.clear()
     policy.learn_epochs(batch, 2, 4)
     assert calls == [4, 4, 4, 4]  # the shorter ones are padded

@@ -183,7 +183,7 @@ def test_observations_are_normalised_for_a_model_with_a_filter():
     settings = {"eager_tracing": False, "observation_filter": "MeanStdFilter"}
     policy = with_model(Told, PGTF2Policy, **settings)
     policy.filter.observe([5.0 + 2.0 * rows_of(OBS, 50)])
-    policy.learning.flush_filters()
+    policy.driver.learning.flush_filters()
     batch = batch_for(policy, 4)
     policy.learn_on_batch(batch)
     assert np.abs(Told.seen["obs"] - batch["obs"]).min() > 0.1

@@ -1,6 +1,8 @@
 """An override of a method of the Policy page is what samplers, evaluation and algorithms call."""
 
+import copy
 import logging
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tfpolicies import (
     DQNConfig,
     DQNTF2Policy,
     MultiAgentEnv,
+    Policy,
     PolicyMap,
     PPOConfig,
     PPOTF1Policy,
@@ -20,7 +23,7 @@ from tfpolicies import (
     RolloutWorker,
 )
 from tfpolicies.errors import UsageError
-from tfpolicies.policy import by_methods
+from tfpolicies.policy import overrides
 
 ACTING = ("compute_actions", "compute_actions_from_input_dict")
 SAMPLING = (*ACTING, "get_initial_state", "is_recurrent", "num_state_tensors")
@@ -178,8 +181,8 @@ def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_
 def test_acting_by_methods_gives_what_the_program_gives(space):
     plain, own = (make(x, actions=space) for x in (PPOTF2Policy, recording(PPOTF2Policy, *ACTING)))
     obs = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)]
-    wanted, columns = plain.acting.columns(obs)
-    found, own_columns = own.acting.columns(obs)
+    wanted, columns = plain.driver.acting.act(obs)
+    found, own_columns = own.driver.acting.act(obs)
     assert own.called == ["compute_actions_from_input_dict", "compute_actions"]
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     assert found.dtype == wanted.dtype == space.dtype
@@ -359,11 +362,83 @@ def test_policies_act_together_by_their_own_methods():
 
 
 def test_every_method_that_is_driven_by_the_page_is_in_this_file():
-    driven = {*by_methods.ACTING, *by_methods.LOADING, *by_methods.UPDATING, *by_methods.WEIGHTS}
+    driven = {*overrides.ACTING, *overrides.LOADING, *overrides.UPDATING, *overrides.WEIGHTS}
     assert driven <= {*SAMPLING, *LEARNING, *EVALUATION}
 
 
 def test_a_policy_that_overrides_nothing_is_driven_by_its_program():
     assert PPOTF2Policy._overridden == frozenset()
     policy = make()
-    assert policy.acting is policy.acting.shared
+    assert policy.driver.acting is policy.driver.acting.stackable
+
+
+def acting_ones():
+    """Returns a `compute_actions` that always gives the action 1."""
+    return mock.Mock(side_effect=lambda obs, *rest, **kwargs: (np.ones(len(obs), int), [], {}))
+
+
+@pytest.mark.core
+def test_a_method_that_is_replaced_on_one_policy_is_what_runs_until_it_is_taken_back():
+    policy, other = make(__policy_id="one"), make(__policy_id="other")
+    session, obs = policy.session(), np.zeros(3, np.float32)
+    compiled = policy.driver.acting
+    policy.compute_actions = acting_ones()
+    assert [int(session.act(obs)) for _ in range(5)] == [1] * 5
+    assert int(policy.compute_single_action(obs)[0]) == int(policy.predict(obs)) == 1
+    assert policy.compute_actions.call_count == 7
+    assert other.driver.acting is other._acting
+    del policy.compute_actions
+    assert policy.driver.acting is compiled
+    assert policy.compute_actions(obs[None]).actions.shape == (1,)
+
+
+@pytest.mark.core
+def test_a_method_that_is_replaced_on_a_class_is_what_runs_in_policies_that_were_made_before():
+    before, rows = make(), batch_for(make(), 8)
+    before.learn_epochs(rows, 1, 4)
+    with mock.patch.object(
+        PPOTF2Policy, "learn_on_batch", return_value={"learner_stats": {}}
+    ) as own:
+        before.learn_epochs(rows, 2, 4)
+        before.driver.learning.update(rows, 1, 8)
+        assert own.call_count == 2 * 2 + 1
+    assert PPOTF2Policy._overridden == frozenset()
+    assert before.learn_epochs(rows, 1, 4)["num_grad_updates_lifetime"] == 4
+
+
+@pytest.mark.core
+def test_a_subclass_that_overrides_acting_alone_learns_by_its_program():
+    own, plain = make(recording(PPOTF2Policy, "compute_actions"), seed=3), make(seed=3)
+    results = [each.driver.learning.train(batch_for(each, 8), 2, 4) for each in (own, plain)]
+    assert results[0]["learner_stats"] == pytest.approx(results[1]["learner_stats"], rel=1e-5)
+    assert own.driver.acting.stackable is None
+
+
+@pytest.mark.core
+def test_a_policy_without_a_hash_has_a_driver():
+    class Constant(Policy):
+        __hash__ = None
+
+        def __eq__(self, other):
+            return self.action == other.action
+
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return np.full(len(obs_batch), 1), [], {}
+
+    assert int(Constant(OBS, TWO, {}).session().act(np.zeros(3, np.float32))) == 1
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+def test_a_copy_has_a_driver_of_its_own(copied):
+    class Always(Policy):
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return np.full(len(obs_batch), self.action), [], {}
+
+    policy = Always(OBS, TWO, {})
+    policy.action = 0
+    driver = policy.driver
+    twin = copied(policy)
+    twin.action = 1
+    assert policy.driver is driver is not twin.driver
+    assert [int(x.session().act(np.zeros(3, np.float32))) for x in (policy, twin)] == [0, 1]

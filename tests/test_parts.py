@@ -27,7 +27,11 @@ from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import ActionBatch
 
 PACKAGE = Path(tfpolicies.__file__).parent
-ARGUMENTS = {"algorithms/recording.py": 1, "rollout/policy_changes.py": 1}
+ARGUMENTS = {
+    "algorithms/recording.py": 1,
+    "policy_map/policy_map.py": 1,
+    "rollout/policy_changes.py": 1,
+}
 """Where what users give is checked, and how often."""
 
 
@@ -174,8 +178,8 @@ def test_a_map_holds_any_policy(kind):
 def test_a_session_acts_by_the_part_that_acts(kind):
     policy = kind(OBS, TWO, {"model": {"fcnet_hiddens": [4]}, "inference": "tf"})
     assert TWO.contains(int(policy.session().act(np.zeros(3, np.float32))))
-    assert (policy.acting.shared is None) == (kind is not PPOTF2Policy)
-    assert (policy.holding.program is None) == (policy.acting.inference is None)
+    assert (policy.driver.acting.stackable is None) == (kind is not PPOTF2Policy)
+    assert (policy.driver.program is None) == (policy.driver.acting.inference is None)
 
 
 @SORTS
@@ -190,9 +194,9 @@ def test_remote_workers_take_any_policy(kind, ray_cluster):
 @pytest.mark.core
 def test_an_update_of_a_policy_by_hand_is_told_of_each_minibatch():
     policy, rows = ByHand(OBS, TWO, {}), batch_for(make(), 8)
-    policy.learning.update(rows, 2, 4, rng=np.random.default_rng(0))
+    policy.driver.learning.update(rows, 2, 4, rng=np.random.default_rng(0))
     assert policy.learned == [4, 4, 4, 4]
-    policy.learning.train(rows, 2, 4)
+    policy.driver.learning.train(rows, 2, 4)
     assert policy.learned[4:] == [8]
 
 
@@ -203,8 +207,8 @@ def test_a_policy_is_freed_with_its_last_reference():
 
     for kind in (ByHand, PPOTF2Policy, Overriding):
         policy = kind(OBS, TWO, {"model": {"fcnet_hiddens": [4]}})
-        policy.learning.flush_filters()
-        policy.holding.apply_filters()
+        policy.driver.learning.flush_filters()
+        policy.driver.apply_filters()
         policy.session()
         gc.disable()
         try:

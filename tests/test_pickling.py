@@ -51,7 +51,7 @@ def used(policy):
         policy.compute_actions(rows_of(OBS, 3))
     if policy.filter is not None:
         policy.filter.observe([rows_of(OBS, 5)])
-        policy.learning.flush_filters()
+        policy.driver.learning.flush_filters()
     policy.set_hyper("lr", 0.25)
     policy.on_global_var_update({"timestep": 77})
     return policy

@@ -201,8 +201,8 @@ def test_one_seed_gives_the_same_10_000_actions_on_all_runtimes(other):
             np.concatenate([policy.compute_actions(part).actions for part in np.split(obs, 100)])
             for policy in (by_tf, by_other)
         )
-        assert by_tf.acting.inference == "tf"
-        assert by_other.acting.inference == {"onnx": "onnx", "session": "tf"}[other]
+        assert by_tf.driver.acting.inference == "tf"
+        assert by_other.driver.acting.inference == {"onnx": "onnx", "session": "tf"}[other]
         if actions is TWO:
             np.testing.assert_array_equal(left, right)
             assert 0.4 < left.mean() < 0.6
@@ -246,7 +246,7 @@ def test_no_seed_gives_other_weights_each_time():
 def test_auto_takes_tensorflow_where_much_is_convolved(shape, filters, wanted):
     image = spaces.Box(0, 255, shape, np.uint8)
     model = {"conv_filters": filters, "fcnet_hiddens": [4]}
-    assert make(obs=image, inference="auto", model=model).acting.inference == wanted
+    assert make(obs=image, inference="auto", model=model).driver.acting.inference == wanted
 
 
 def test_policies_of_one_program_act_through_onnx_with_their_own_weights_in_turn():
@@ -405,7 +405,7 @@ def test_a_callback_sees_each_update_and_its_result_is_reported():
 def test_warming_up_changes_no_numbers():
     policy, twin = make(inference="onnx"), make(inference="onnx")
     before = policy.get_state()
-    policy.learning.warm_up(64, 2, 16)
+    policy.driver.learning.warm_up(64, 2, 16)
     after = policy.get_state()
     assert_equal(before["weights"], after["weights"])
     assert (after["rng"], after["global_timestep"], after["num_grad_updates"]) == (
@@ -594,13 +594,13 @@ def test_a_policy_written_by_hand_has_every_method():
         {"obs": np.ones((2, 3)), "state_in_1": np.ones((2, 1)), "state_in_0": np.zeros((2, 1))}
     )
     assert [part[0, 0] for part in by_dict.state_outs] == [0, 1]
-    env_actions, columns = policy.acting.columns([np.ones((2, 3))])
+    env_actions, columns = policy.driver.acting.act([np.ones((2, 3))])
     assert env_actions.tolist() == columns["actions"].tolist() == [1, 1]
     assert policy.env_action(1) == 1
     assert policy.learn_on_batch({}) == {"learner_stats": {"updates": 1}}
     batch = {"obs": np.ones((2, 3))}
     assert policy.postprocess_trajectory(batch) is batch
-    assert policy.learning.by_trajectory is False
+    assert policy.driver.learning.postprocesses_trajectories is False
     assert policy.get_state()["weights"] == {}
     policy.set_state(policy.get_state())
     with pytest.raises(UsageError, match="Threshold has no weights to set; got 1"):

@@ -483,8 +483,8 @@ def used(policy_class, seed=0, **config):
         policy.compute_actions(ROWS)
         policy.learn_epochs(batch_for(policy, 8), 1, 4)
     rewards = {"rewards": np.arange(5, dtype=np.float32).reshape(1, 5)}
-    policy.learning.observe([ROWS[None]], rewards)
-    policy.learning.flush_filters()
+    policy.driver.learning.observe([ROWS[None]], rewards)
+    policy.driver.learning.flush_filters()
     return policy
 
 
@@ -784,8 +784,8 @@ CHANGES = {
     "learn_on_loaded_batch": lambda p, b: (p.load_batch_into_buffer(b), p.learn_on_loaded_batch()),
     "apply_gradients": lambda p, b: p.apply_gradients(p.compute_gradients(b)[0]),
     "set_hyper": lambda p, b: p.set_hyper("lr", 0.5),
-    "act_like": lambda p, b: p.holding.take_over(make(seed=8, **FILTERED)),
-    "apply_filter": lambda p, b: p.holding.apply_filters(),
+    "act_like": lambda p, b: p.driver.copy_from(make(seed=8, **FILTERED)),
+    "apply_filter": lambda p, b: p.driver.apply_filters(),
 }
 
 
@@ -810,15 +810,15 @@ def test_a_frozen_policy_refuses_every_change(change):
 @pytest.mark.core
 def test_a_frozen_policy_acts_and_observes_nothing():
     m, alone = frozen_map(), used(PPOTF2Policy, **FILTERED)
-    m["a"].learning.observe([ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
-    assert not m["a"].holding.is_frozen
+    m["a"].driver.learning.observe([ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
+    assert not m["a"].driver.is_frozen
     assert m.freeze("a") is m["a"]
     assert m.freeze("a") is m["a"]  # again
-    assert m["a"].holding.is_frozen
+    assert m["a"].driver.is_frozen
     assert m.in_memory() == ["a"]
     before = state_of(m["a"])
-    m["a"].learning.observe([100 * ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
-    m["a"].learning.flush_filters()  # what waited when it was frozen goes on waiting
+    m["a"].driver.learning.observe([100 * ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
+    m["a"].driver.learning.flush_filters()  # what waited when it was frozen goes on waiting
     with pytest.raises(FrozenPolicyError):
         m.perturb("a", "lr")
     same(before, state_of(m["a"]))
@@ -867,7 +867,7 @@ def test_a_frozen_policy_can_be_deleted_and_its_id_frozen_anew():
     assert number_of(m["a"]) == 5
     assert number_of(a) == 1
     m.copy_policy("b", "a")  # in place of the frozen one
-    assert not m["a"].holding.is_frozen
+    assert not m["a"].driver.is_frozen
     assert number_of(m["a"]) == 2
 
 
@@ -890,7 +890,7 @@ def test_frozen_policies_count_no_bytes_and_evict_nobody_else():
 
 
 def test_at_most_so_many_frozen_policies_are_mapped(monkeypatch):
-    monkeypatch.setattr("tfpolicies.storage.paging._MOST_MAPPED", 2)
+    monkeypatch.setattr("tfpolicies.policy_map.paging._MOST_MAPPED", 2)
     m = map_of("a", "b", "c", "d", "e")
     for policy_id in "abc":
         m.freeze(policy_id)
@@ -933,7 +933,7 @@ def test_what_is_not_flushed_is_not_found_and_what_is_deleted_neither(tmp_path):
     m["c"] = make()
     del m["b"]
     a = m["a"]
-    m._archive._held.release()  # as if the process had ended
+    m._store._held.release()  # as if the process had ended
     again = PolicyMap(path=tmp_path)
     assert list(again) == ["a"]
     assert number_of(again["a"]) == number_of(a) == 1
@@ -1067,7 +1067,7 @@ def test_frozen_policies_are_seen_by_maps_of_the_same_path(tmp_path):
     one["main"] = make()
     one.freeze("a")
     assert "a" not in two
-    assert two["a"].holding.is_frozen  # it looks for it when asked
+    assert two["a"].driver.is_frozen  # it looks for it when asked
     assert_equal(weights(two["a"]), weights(one["a"]))
     with pytest.raises(FrozenPolicyError):
         fill(two["a"], 1)
@@ -1077,20 +1077,20 @@ def test_frozen_policies_are_seen_by_maps_of_the_same_path(tmp_path):
     assert set(two) == {"a", "b"}
     del two["b"]
     assert two.refresh() == []
-    assert one["b"].holding.is_frozen
+    assert one["b"].driver.is_frozen
     one.evict("b")
     assert one["b"].get_weights()
     two["main"] = make(seed=4)
     two.copy_policy("main", "b")
     with pytest.raises(StashError, match="Another policy was frozen as 'b'"):
         two.freeze("b")
-    assert not two["b"].holding.is_frozen
+    assert not two["b"].driver.is_frozen
     two.copy_policy("a", "c")
     two["c"].set_weights(one["main"].get_weights())
     one.close()
     two.close()
     with PolicyMap(0, 2, path=tmp_path) as again:
-        assert again["a"].holding.is_frozen
+        assert again["a"].driver.is_frozen
         assert set(again) == {"a", "b", "main"}
         del again["a"], again["b"]  # which it froze itself: opened or not, they are gone
     with PolicyMap(0, 2, path=tmp_path) as again:
@@ -1104,7 +1104,7 @@ def test_the_same_weights_may_be_frozen_twice(tmp_path):
     for m in (one, two):
         m["a"] = make()
         m.freeze("a")
-        assert m["a"].holding.is_frozen
+        assert m["a"].driver.is_frozen
     del two["a"]  # which is not its own
     one.evict("a")
     assert one["a"].get_weights()
@@ -1126,11 +1126,11 @@ def test_a_frozen_policy_whose_owner_deleted_it_goes_on(tmp_path):
 
 def test_a_freeze_cut_short_is_finished_by_the_next(tmp_path, monkeypatch):
     m = map_of("a", path=tmp_path)
-    monkeypatch.setattr(m._archive, "write_record", lambda *x: 1 / 0)
+    monkeypatch.setattr(m._store, "write_record", lambda *x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         m.freeze("a")
     monkeypatch.undo()
-    assert not m["a"].holding.is_frozen
+    assert not m["a"].driver.is_frozen
     m.freeze("a")
     with PolicyMap(1, 2, path=tmp_path) as other:
         assert number_of(other["a"]) == 1

@@ -82,7 +82,7 @@ def test_a_full_disk_costs_nothing_and_the_map_recovers(kept, tmp_path):
         assert set(m) == {"a", "b"}, name
         assert m.in_memory() == ["b"], name
         assert number_of(m["b"]) == 2
-        assert not m["b"].holding.is_frozen
+        assert not m["b"].driver.is_frozen
         assert "c" not in m.specs
     with full_disk():
         m["b"].learn_on_batch(batch_for(m["b"], 4))
@@ -93,7 +93,7 @@ def test_a_full_disk_costs_nothing_and_the_map_recovers(kept, tmp_path):
     assert number_of(m["a"]) == 1
     assert number_of(m["b"]) == 5
     m["c"] = new
-    assert m.freeze("b").holding.is_frozen
+    assert m.freeze("b").driver.is_frozen
 
 
 def test_the_old_entry_outlives_a_write_that_failed():
@@ -146,7 +146,7 @@ def test_a_deleted_folder_costs_only_what_was_nowhere_else(kept, tmp_path):
     assert m.in_memory() == ["e", "f"]
     assert number_of(m["d"]) == 4
     assert number_of(m["b"]) == 2
-    assert m["b"].holding.is_frozen
+    assert m["b"].driver.is_frozen
     del m["a"]
     with pytest.raises(StashError, match="'a'"):
         a.get_weights()  # it is not made up

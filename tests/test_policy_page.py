@@ -123,11 +123,11 @@ def test_a_filter_acts_when_applied_and_travels_with_the_state(inference, tmp_pa
     settings = {"observation_filter": "MeanStdFilter", "inference": inference}
     policy, plain = make(**settings), make(inference=inference)
     assert plain.filter is None
-    plain.holding.apply_filters()
+    plain.driver.apply_filters()
     obs = np.array([[1, 2, 3], [3, 6, 3], [5, 10, 3]], np.float32)
     policy.filter.observe([obs])
     policy.filter.flush()
-    policy.holding.apply_filters()
+    policy.driver.apply_filters()
     plain.set_weights(policy.get_weights())
     seen = np.array([[-1, -1, 0], [0, 0, 0], [1, 1, 0]], np.float32)
     wanted = plain.compute_actions(seen, explore=False).extras["action_dist_inputs"]
@@ -157,7 +157,7 @@ def test_a_part_that_does_not_fit_is_named_and_changes_nothing(spoil, words):
     policy, other = (make(Aiming, observation_filter="MeanStdFilter", seed=i) for i in (1, 2))
     other.filter.observe([rows_of(OBS, 5)])
     other.filter.flush()
-    other.holding.apply_filters()
+    other.driver.apply_filters()
     before, state = policy.get_state(), other.get_state()
     spoil(state)
     with pytest.raises((WeightsError, ConfigError), match=words):

@@ -293,7 +293,7 @@ def tiny(env=saved_counting, config=DQNConfig, **training):
 
 def watched(algorithm, monkeypatch):
     """Returns a list that gets what each update learned from, and the errors it left."""
-    learning, seen = algorithm.get_policy().learning, []
+    learning, seen = algorithm.get_policy().driver.learning, []
     replay = type(learning).replay
 
     def noted(self, batch, size, follows):
@@ -340,7 +340,9 @@ def test_the_weights_of_drawn_rows_weigh_the_update():
     policy = tiny().build().get_policy()
     buffer = PrioritizedReplayBuffer(8, seed=0, alpha=1.0, beta=1.0)
     batch = policy.postprocess_trajectory(_transitions())
-    buffer.add(SampleBatch({name: batch[name] for name in policy.learning.columns(batch)}))
+    buffer.add(
+        SampleBatch({name: batch[name] for name in policy.driver.learning.select_columns(batch)})
+    )
     buffer.update_priorities(np.arange(8), np.arange(1.0, 9.0))
     drawn = buffer.sample(4)
     before = policy.get_weights()
@@ -419,7 +421,7 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(config, env, tmp_path):
             for name in batches[0]:
                 np.testing.assert_array_equal(batches[0][name], batches[1][name])
             results = [
-                each.get_policy().learning.replay(batch, None, np.ones(1, bool))["td_error"]
+                each.get_policy().driver.learning.replay(batch, None, np.ones(1, bool))["td_error"]
                 for each, batch in zip((algorithm, restored), batches, strict=True)
             ]
             np.testing.assert_array_equal(*results)

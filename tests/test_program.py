@@ -110,7 +110,7 @@ def test_densities_beyond_float32_keep_no_runtime_from_acting():
     acted = policy.compute_actions(np.zeros((3, 3), np.float32), explore=True)
     assert np.isinf(acted.extras["action_prob"]).all()
     assert np.isfinite(acted.extras["action_logp"]).all()
-    assert policy.acting.inference == "onnx"
+    assert policy.driver.acting.inference == "onnx"
     assert policy.program.inference.stacked_actor("onnx") is not None
     assert policy.program.inference.stacked_actor("tf") is not None
 
@@ -245,7 +245,7 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
     updates = policy.program.updates
     ready = updates.reader.read(bad)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        updates.learn(policy._state, ready, policy.learning._met, minibatch_size=2)
+        updates.learn(policy._state, ready, policy._learner._met, minibatch_size=2)
     assert policy.num_grad_updates == 0
     for each in (policy, twin):
         each.learn_on_batch(batch)
@@ -387,7 +387,7 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
     assert drawn.mask.sum(axis=1).tolist() == [3, 3]
     assert drawn.padded_to(16).rows.shape == (4, 8)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
-    compiled.learning.prepare()
+    compiled._learner.discover()
     learner, shapes = compiled.program.updates._learner(Form.LOOP), set()
 
     def spy(state, *inputs, **kwargs):

@@ -17,7 +17,7 @@ from tfpolicies.models.catalog import NoisyDense
 from tfpolicies.models.distributions import MASKED_LOGIT, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues
 from tfpolicies.models.q_learning import atom_errors, atom_targets, projected
-from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.policy_map.stacked_acting import compute_actions
 from tfpolicies.testing import check_policy
 
 pytestmark = pytest.mark.usefixtures("kept_programs")

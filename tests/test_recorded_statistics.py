@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from tiny import make
 
-from tfpolicies import PGTF2Policy, PPOTF2Policy, ported
+from tfpolicies import PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError, PolicyOwnedError
 from tfpolicies.testing import random_batch
 
@@ -25,7 +25,7 @@ def test_a_loss_records_numbers_and_rows():
     assert result["returns"].tolist() == batch["advantages"].tolist()
 
 
-def test_statistics_that_nothing_reads_are_an_error(monkeypatch):
+def test_statistics_that_nothing_reads_are_an_error(no_extensions):
     class Ported(PPOTF2Policy):
         def loss(self, model, dist_class, train_batch):
             self._mean_kl_loss = tf.constant(0.0)
@@ -35,7 +35,6 @@ def test_statistics_that_nothing_reads_are_an_error(monkeypatch):
         def loss(self, model, dist_class, train_batch):
             return super().loss(model, dist_class, train_batch) + self._mean_kl_loss
 
-    monkeypatch.setattr(ported, "MODULES", {})
     policy = make(Ported)
     with pytest.raises(ConfigError, match=r"keeps _mean_kl_loss on self.*self\.record\(kl="):
         policy.learn_on_batch(random_batch(policy, 4))

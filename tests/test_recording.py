@@ -137,7 +137,7 @@ def test_memories_filters_and_connectors_act_as_in_evaluations(tmp_path: Path) -
     algorithm.train()
     policy = algorithm.get_policy()
     before = policy.get_weights()
-    greedy = policy.holding.changed_copy("greedy", {"explore": False}, anew=False)
+    greedy = policy.driver.copy_with_settings("greedy", {"explore": False}, rebuild=False)
     envs = connected(make_environments(filmed.Painted, 2, EnvContext({})), greedy)
     played = play_episodes(greedy, envs, Goal(2, True), seeds=[0, 1])
     wanted = [episode.episode_reward for episode in played]

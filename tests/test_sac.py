@@ -236,9 +236,9 @@ def test_a_row_that_terminated_is_worth_its_reward_and_a_truncated_one_goes_on()
 def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
     together, apart = (sac(lr=0.01, tau=0.5, jit_compile=x) for x in (jit, False))
     batch, follows = transitions(together, 20), np.array([True, False, True, True, True])
-    together.learning.replay(batch, 4, follows)
+    together.driver.learning.replay(batch, 4, follows)
     for i, start in enumerate(range(0, 20, 4)):
-        apart.learning.replay(batch[start : start + 4], 4, follows[i : i + 1])
+        apart.driver.learning.replay(batch[start : start + 4], 4, follows[i : i + 1])
     assert together.num_grad_updates == apart.num_grad_updates == 5
     assert together.program.functions.traces["learn_epochs"] == 1
     one, other = together.get_state(), apart.get_state()
@@ -251,11 +251,11 @@ def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
 def test_targets_follow_behind_an_update_by_tau():
     policy = shaken(sac(lr=0.1, tau=0.25))
     before = list(policy.get_state()["target_weights"].values())
-    policy.learning.replay(transitions(policy), 6, np.array([False]))
+    policy.driver.learning.replay(transitions(policy), 6, np.array([False]))
     assert_equal(
         dict(enumerate(policy.get_state()["target_weights"].values())), dict(enumerate(before))
     )
-    policy.learning.replay(transitions(policy), 6, np.array([True]))
+    policy.driver.learning.replay(transitions(policy), 6, np.array([True]))
     state = policy.get_state()
     critics = [w for key, w in state["weights"].items() if key.startswith("critic/")]
     for found, q, t in zip(state["target_weights"].values(), critics, before, strict=True):
@@ -429,7 +429,7 @@ def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes():
 
 def test_learning_draws_from_a_generator_of_its_own():
     one, other = sac(), sac()
-    other.learning.replay(transitions(other), 6, np.array([True]))
+    other.driver.learning.replay(transitions(other), 6, np.array([True]))
     other.set_weights(one.get_weights())
     obs = rows_of(OBS, 5)
     np.testing.assert_array_equal(one.compute_actions(obs)[0], other.compute_actions(obs)[0])
@@ -501,7 +501,7 @@ def test_actor_and_critics_see_observations_through_one_filter():
     policy = shaken(sac(observation_filter="MeanStdFilter"))
     rows = 50 + 9 * rows_of(OBS, 100)
     policy.filter.observe([rows])
-    policy.learning.flush_filters()
+    policy.driver.learning.flush_filters()
     batch = transitions(policy, 9)
     batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
     seen = dict(batch)
@@ -671,12 +671,12 @@ def test_it_keeps_the_contract_of_policies(cls):
 def test_a_policy_goes_on_from_its_checkpoint_to_the_bit(tmp_path):
     policy = sac(lr=0.01, q={"custom_model": own_critic})
     step = np.array([True])
-    policy.learning.replay(transitions(policy), 6, step)
+    policy.driver.learning.replay(transitions(policy), 6, step)
     policy.export_checkpoint(tmp_path)
     config = {"q_model_config": {"custom_model": own_critic}}
     loaded = SACTF2Policy.from_checkpoint(tmp_path, config=config)
     for each in (policy, loaded):
-        each.learning.replay(transitions(each, seed=3), 6, step)
+        each.driver.learning.replay(transitions(each, seed=3), 6, step)
     one, other = policy.get_state(), loaded.get_state()
     for part in ("weights", "target_weights", "_optimizer_variables"):
         assert_equal(one[part], other[part])

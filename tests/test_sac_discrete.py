@@ -207,11 +207,11 @@ def test_it_keeps_the_contract_of_policies(cls):
 @pytest.mark.core
 def test_a_policy_goes_on_from_its_checkpoint_to_the_bit(tmp_path):
     policy = discrete(lr=0.01)
-    policy.learning.replay(transitions(policy), 6, np.array([True]))
+    policy.driver.learning.replay(transitions(policy), 6, np.array([True]))
     policy.export_checkpoint(tmp_path)
     loaded = SACTF2Policy.from_checkpoint(tmp_path)
     for each in (policy, loaded):
-        each.learning.replay(transitions(each, seed=3), 6, np.array([True]))
+        each.driver.learning.replay(transitions(each, seed=3), 6, np.array([True]))
     one, other = policy.get_state(), loaded.get_state()
     for part in ("weights", "target_weights", "_optimizer_variables"):
         assert_equal(one[part], other[part])

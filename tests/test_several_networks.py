@@ -165,10 +165,10 @@ def test_updates_are_those_on_paper(policy_class, jit):
         "temperature/layer_0/scale",
     ]
     np.testing.assert_array_equal(policy.get_state()["target_weights"].popitem()[1], before[1])
-    rng = copy.deepcopy(policy.holding.state.learning_rng)
+    rng = copy.deepcopy(policy.driver.state.learning_rng)
     noise = rng.standard_normal((3, 4, 1), np.float32)
     follows = np.array([False, True, True])
-    result = policy.learning.replay(batch, 4, follows)
+    result = policy.driver.learning.replay(batch, 4, follows)
     wanted = by_numpy(before, before[1], batch, noise, follows)
     got = [*policy.get_weights().values(), *policy.get_state()["target_weights"].values()]
     for mine, right in zip(got, wanted, strict=True):
@@ -193,10 +193,10 @@ def test_a_loss_that_is_a_function_sees_what_the_others_left(policy_class, jit):
     policy.set_weights({**policy.get_weights(), "critic/layer_0/kernel": CRITIC})
     before = list(policy.get_weights().values())
     target = next(iter(policy.get_state()["target_weights"].values()))
-    rng = copy.deepcopy(policy.holding.state.learning_rng)
+    rng = copy.deepcopy(policy.driver.state.learning_rng)
     noise = rng.standard_normal((3, 4, 1), np.float32)
     follows = [False, True, True]
-    policy.learning.replay(batch, 4, np.array(follows))
+    policy.driver.learning.replay(batch, 4, np.array(follows))
     wanted = by_numpy(before, target, batch, noise, follows, in_turn=True)
     for mine, right in zip(policy.get_weights().values(), wanted[:3], strict=True):
         np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-6)
@@ -296,7 +296,7 @@ def test_a_model_that_is_given_all_losses_cannot_have_one_that_waits():
 
 def test_an_update_by_itself_counts_on_where_the_others_ended():
     policy, batch = make_three(), batch_of(4)
-    rng = copy.deepcopy(policy.holding.state.learning_rng)
+    rng = copy.deepcopy(policy.driver.state.learning_rng)
     weights = list(policy.get_weights().values())
     first = policy.learn_on_batch(batch)
     policy.learn_on_batch(batch)
@@ -331,11 +331,11 @@ def test_acting_leaves_the_noise_of_learning_alone():
 def test_a_checkpoint_goes_on_to_the_bit(policy_class, tmp_path):
     policy, batch = make_three(policy_class), batch_of(8)
     follows = np.array([True, False])
-    policy.learning.replay(batch, 4, follows)
+    policy.driver.learning.replay(batch, 4, follows)
     policy.export_checkpoint(tmp_path / "kept")
     twin = policy_class.from_checkpoint(tmp_path / "kept")
     for each in (policy, twin):
-        each.learning.replay(batch, 4, follows)
+        each.driver.learning.replay(batch, 4, follows)
     for key in ("weights", "target_weights", "_optimizer_variables"):
         assert_equal(policy.get_state()[key], twin.get_state()[key])
     assert policy.get_state()["learning_rng"] == twin.get_state()["learning_rng"]
@@ -356,12 +356,12 @@ def test_the_weights_of_the_network_that_acts_are_enough():
 
 def test_an_update_that_is_not_finite_leaves_networks_followers_and_noise(caplog):
     policy, batch = make_three(), batch_of(8)
-    policy.learning.replay(batch, 4, np.array([True, True]))
+    policy.driver.learning.replay(batch, 4, np.array([True, True]))
     before = policy.get_state()
     bad = batch.copy()
     bad["obs"] = np.where(np.arange(8)[:, None] == 5, np.inf, batch["obs"]).astype(np.float32)
     with pytest.raises(NonFiniteError, match=r"train_batch\['obs'\].* in minibatch 2 of 2"):
-        policy.learning.replay(bad, 4, np.array([True, True]))
+        policy.driver.learning.replay(bad, 4, np.array([True, True]))
     after = policy.get_state()
     for key in ("weights", "target_weights", "_optimizer_variables"):
         assert_equal(before[key], after[key])
@@ -399,10 +399,10 @@ def test_one_loss_of_several_networks_is_that_of_all():
 def test_copies_of_a_policy_learn_apart():
     policy, batch = make_three(), batch_of(8)
     twin = policy.copy("twin")
-    twin.learning.replay(batch, 4, np.array([True, True]))
+    twin.driver.learning.replay(batch, 4, np.array([True, True]))
     assert_equal(policy.get_weights(), make_three().get_weights())
     assert twin.get_state()["target_weights"].keys() == policy.get_state()["target_weights"].keys()
-    assert twin.holding.state.learning_rng is not policy.holding.state.learning_rng
+    assert twin.driver.state.learning_rng is not policy.driver.state.learning_rng
 
 
 class Steps(gym.Env):

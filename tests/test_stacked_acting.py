@@ -13,7 +13,7 @@ from marking import telling
 from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.policy_map.stacked_acting import compute_actions
 from tfpolicies.program.runtimes import stacked
 from tfpolicies.program.runtimes.stacked import without_gathers
 
@@ -70,7 +70,7 @@ def given(policies, rows, seed=0):
         if policy.is_recurrent():
             shapes = [state.shape for state in policy.get_initial_state()]
             found[1][name] = [rng.normal(size=(n, *shape)) for shape in shapes]
-        read = {view.name for view in policy.acting.views}
+        read = {view.name for view in policy.driver.acting.views}
         if "prev_actions" in read:
             found[2][name] = tiny.rows_of(policy.action_space, n, seed)
         if "prev_rewards" in read:
@@ -109,8 +109,7 @@ def assert_same_counters(policies, twins):
     for name, policy in policies.items():
         twin = twins[name]
         assert (
-            policy.holding.generator.bit_generator.state
-            == twin.holding.generator.bit_generator.state
+            policy.driver.generator.bit_generator.state == twin.driver.generator.bit_generator.state
         )
         assert policy.global_timestep == twin.global_timestep
         assert policy.get_exploration_state() == twin.get_exploration_state()
@@ -118,7 +117,7 @@ def assert_same_counters(policies, twins):
 
 def is_stacked(policy):
     """Whether policies of this kind act in one call of their runtime."""
-    return policy.program.inference.stacked_actor(policy.acting.inference) is not None
+    return policy.program.inference.stacked_actor(policy.driver.acting.inference) is not None
 
 
 # -- the same numbers -----------------------------------------------------------------------------

@@ -253,7 +253,7 @@ def test_actor_and_targets_move_once_in_policy_delay_updates_in_both_modes(order
     states = [policy.get_state()]
     for seed in range(5):
         for each in (policy, other):
-            each.learning.replay(transitions(each, seed=seed), 6, np.array([True]))
+            each.driver.learning.replay(transitions(each, seed=seed), 6, np.array([True]))
         states.append(policy.get_state())
         for part in ("weights", "target_weights"):
             assert_close(states[-1][part], other.get_state()[part], 1e-5)
@@ -278,7 +278,7 @@ def test_the_actor_is_not_differentiated_where_it_does_not_move(jit):
     policy = shaken(td3(cls=TellsGradients, jit_compile=jit))
     found = []
     for seed in range(3):
-        result = policy.learning.replay(transitions(policy, seed=seed), 6, np.array([True]))
+        result = policy.driver.learning.replay(transitions(policy, seed=seed), 6, np.array([True]))
         found.append(result["learner_stats"])
     assert [stats["actor"] > 0 for stats in found] == [True, False, True]
     assert all(stats["critic"] > 0 for stats in found)
@@ -288,9 +288,9 @@ def test_targets_follow_by_tau_where_they_are_due_and_the_actor_moves():
     policy = shaken(td3(tau=0.25, actor_lr=0.1, critic_lr=0.1))
     before = policy.get_state()["target_weights"]
     for due in (False, True):  # the actor takes the first of these, not the second
-        policy.learning.replay(transitions(policy), 6, np.array([due]))
+        policy.driver.learning.replay(transitions(policy), 6, np.array([due]))
         assert_equal(policy.get_state()["target_weights"], before)
-    policy.learning.replay(transitions(policy), 6, np.array([True]))
+    policy.driver.learning.replay(transitions(policy), 6, np.array([True]))
     state = policy.get_state()
     follows = zip(state["weights"].values(), before.items(), strict=True)
     wanted = {key: 0.25 * new + 0.75 * old for new, (key, old) in follows}
@@ -301,9 +301,9 @@ def test_targets_follow_by_tau_where_they_are_due_and_the_actor_moves():
 def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
     together, apart = (td3(tau=0.5, jit_compile=x) for x in (jit, False))
     batch, follows = transitions(together, 20), np.array([True, False, True, True, True])
-    together.learning.replay(batch, 4, follows)
+    together.driver.learning.replay(batch, 4, follows)
     for i, start in enumerate(range(0, 20, 4)):
-        apart.learning.replay(batch[start : start + 4], 4, follows[i : i + 1])
+        apart.driver.learning.replay(batch[start : start + 4], 4, follows[i : i + 1])
     assert together.num_grad_updates == apart.num_grad_updates == 5
     assert together.program.functions.traces["learn_epochs"] == 1
     one, other = together.get_state(), apart.get_state()
@@ -485,7 +485,7 @@ def test_without_normalised_actions_they_are_in_the_bounds_of_the_box():
 
 def test_learning_draws_from_a_generator_of_its_own():
     one, other = td3(), td3()
-    other.learning.replay(transitions(other), 6, np.array([True]))
+    other.driver.learning.replay(transitions(other), 6, np.array([True]))
     other.set_weights(one.get_weights())
     obs = rows_of(OBS, 5)
     np.testing.assert_array_equal(one.compute_actions(obs)[0], other.compute_actions(obs)[0])
@@ -562,12 +562,12 @@ def test_it_keeps_the_contract_of_policies(cls):
 
 def test_a_policy_goes_on_from_its_checkpoint_to_the_bit(tmp_path):
     policy = td3(actor_lr=0.01)
-    policy.learning.replay(transitions(policy), 6, np.array([True]))
+    policy.driver.learning.replay(transitions(policy), 6, np.array([True]))
     policy.export_checkpoint(tmp_path)
     loaded = TD3TF2Policy.from_checkpoint(tmp_path)
     batch = SampleBatch(transitions(policy, 18, seed=3))
     for each in (policy, loaded):
-        each.learning.replay(batch, 6, np.ones(3, bool))
+        each.driver.learning.replay(batch, 6, np.ones(3, bool))
     one, other = policy.get_state(), loaded.get_state()
     for part in ("weights", "target_weights", "_optimizer_variables"):
         assert_equal(one[part], other[part])

@@ -71,11 +71,11 @@ KINDS = {
 def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     model, expected = KINDS[kind]
     policy = make(model=model, jit_compile="auto")
-    policy.learning.resolve()
+    policy.driver.learning.resolve()
     assert policy.program.updates.form is expected
     assert policy.config["jit_compile"] is (expected is not Form.PLAIN)
     wanted = make(model=model, jit_compile=True)
-    wanted.learning.resolve()
+    wanted.driver.learning.resolve()
     assert wanted.program.updates.form is (Form.STEP if expected is Form.PLAIN else expected)
 
 
@@ -107,7 +107,7 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
     )
     batch, results = random_batch(plain, 12), []
     for policy, form in ((plain, Form.PLAIN), (compiled, Form.STEP)):
-        policy.learning.prepare()
+        policy._learner.discover()
         policy.program.updates.form = form
         results.append(policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"])
         assert max(policy.program.functions.traces.values()) == 1
@@ -209,7 +209,7 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
     batch = random_batch(policy, 16)
     policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
     before = policy.get_state()
-    policy.learning.prepare()
+    policy._learner.discover()
     call, release = function.Traced.rehearse, threading.Event()
 
     def interrupts(self, *inputs):
@@ -238,7 +238,7 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
         return call(self, *inputs)
 
     monkeypatch.setattr(function.Traced, "rehearse", watched)
-    policy.learning.warm_up(16, 2, 4)
+    policy.driver.learning.warm_up(16, 2, 4)
     assert [thread.daemon for thread in threads] == [True]
     policy.learn_epochs(batch_for(policy, 16), 2, 4)
     assert len(threads) == 1
@@ -393,13 +393,13 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
         old.pop("tfpolicies_version")
         write_checkpoint(tmp_path, POLICY_MANIFEST, old, checkpoint.arrays)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
-    restored.learning.resolve()
-    restored.learning.resolve()
+    restored.driver.learning.resolve()
+    restored.driver.learning.resolve()
     assert restored.config["jit_compile"] is False
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("jit_compile='auto' is False now")
     kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
-    kept.learning.resolve()
+    kept.driver.learning.resolve()
     assert kept.config["jit_compile"] is True
     assert kept.program.updates.form is Form.STEP
 
@@ -407,7 +407,7 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
 def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):
     make(obs=IMAGES, model=CONVOLUTIONS, jit_compile=True).export_checkpoint(tmp_path)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
-    restored.learning.resolve()
+    restored.driver.learning.resolve()
     assert restored.config["jit_compile"] is True
     assert not caplog.records
 
@@ -417,6 +417,6 @@ def test_each_policy_of_an_algorithm_resolves_auto_for_itself():
     config.record_resolved(jit_compile=True)  # what it became for another policy
     assert config.jit_compile is True
     policy = PPOTF2Policy(IMAGES, spaces.Discrete(2), config.training(model=CONVOLUTIONS))
-    policy.learning.resolve()
+    policy.driver.learning.resolve()
     assert policy.config["jit_compile"] is False
     assert config.framework(jit_compile=False).automatic() == []

@@ -28,7 +28,7 @@ from tfpolicies import (
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import ConfigError, PolicyExistsError, UnknownPolicyError, UsageError
-from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.policy_map.policy_map import PolicyMap
 
 TINY = {"model": {"fcnet_hiddens": [4]}, "inference": "tf", "jit_compile": False}
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tfpolicies.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from tfpolicies.foreign.importing import import_policy as import_policy
     from tfpolicies.policy.policy import Policy as Policy
-    from tfpolicies.policy.policy_map import PolicyMap as PolicyMap
     from tfpolicies.policy.tf_policy import TFPolicy as TFPolicy
+    from tfpolicies.policy_map.policy_map import PolicyMap as PolicyMap
     from tfpolicies.rollout.rollout_worker import RolloutWorker as RolloutWorker
 
 _HOMES = {
@@ -47,7 +47,7 @@ _HOMES = {
     "MultiAgentBatch": "tfpolicies.batch.sample_batch",
     "MultiAgentEnv": "tfpolicies.envs.multi_agent_env",
     "Policy": "tfpolicies.policy.policy",
-    "PolicyMap": "tfpolicies.policy.policy_map",
+    "PolicyMap": "tfpolicies.policy_map.policy_map",
     "PolicySpec": "tfpolicies.config.policy_spec",
     "RolloutWorker": "tfpolicies.rollout.rollout_worker",
     "SampleBatch": "tfpolicies.batch.sample_batch",

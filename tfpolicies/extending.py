@@ -29,6 +29,7 @@ from tfpolicies.config.setting import setting
 from tfpolicies.exploration.exploration import Exploration, Scheduled
 from tfpolicies.exploration.exploration import Setting as ExplorationSetting
 from tfpolicies.exploration.transform import Disturb, Greedy, Sample, Transform
+from tfpolicies.extensions import Extension, register_extension
 from tfpolicies.models.distributions import Distribution, register_box_distribution
 from tfpolicies.models.losses import explained_variance, huber, masked_mean
 from tfpolicies.policy.fragments import Fragments
@@ -49,6 +50,7 @@ __all__ = [
     "Disturb",
     "Exploration",
     "ExplorationSetting",
+    "Extension",
     "Fragments",
     "Greedy",
     "NetworkPlan",
@@ -72,6 +74,7 @@ __all__ = [
     "n_step_returns",
     "one_of",
     "register_box_distribution",
+    "register_extension",
     "register_tuned",
     "setting",
 ]

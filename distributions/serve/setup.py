@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = "../.."
-BASE = ("numpy", "onnxruntime")  # of the packages that `tfpolicies` depends on
+BASE = ("numpy", "onnxruntime", "psutil")  # of the packages that `tfpolicies` depends on
 EXTRAS = ("data",)
 
 config = configparser.ConfigParser(interpolation=None)

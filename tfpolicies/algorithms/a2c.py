@@ -25,6 +25,7 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
 from tfpolicies.models.losses import explained_variance, masked_mean
+from tfpolicies.program.view import TrainBatch
 
 __all__ = ["A2C", "A2CConfig", "A2CTF1Policy", "A2CTF2Policy"]
 
@@ -34,7 +35,7 @@ class A2CTFPolicy(ActorCriticTFPolicy):
 
     config_class = later("A2CConfig")
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the policy gradient's loss with its value and entropy terms."""
         config, mask = self.config, train_batch["loss_mask"]
         dist_inputs, _ = model(train_batch)
@@ -49,7 +50,7 @@ class A2CTFPolicy(ActorCriticTFPolicy):
             policy_loss + config["vf_loss_coeff"] * value_loss - config["entropy_coeff"] * entropy
         )
 
-    def _value_loss(self, model: Any, train_batch: Any) -> tf.Tensor:
+    def _value_loss(self, model: Any, train_batch: TrainBatch) -> tf.Tensor:
         if not self.config["use_critic"]:
             self.record(vf_loss=0.0)
             return tf.constant(0.0)

@@ -41,10 +41,9 @@ def compute_env_action(
             observation = policy.agent_connectors.seen(observation)
         else:
             input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
-    action, states, extras = policy.compute_single_action(
-        observation, state, input_dict=input_dict, **inputs
+    action, states, extras = policy.driver.acting.act_single(
+        observation, state, unsquash=unsquash, clip=clip, input_dict=input_dict, **inputs
     )
-    action = policy.env_action(action, unsquash=unsquash, clip=clip)
     if policy.action_connectors:
         action = policy.action_connectors.done(action)
     return (action, states, extras) if full_fetch or states else action

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
 import logging
@@ -10,11 +9,10 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies import ported
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.action_computation import compute_env_action, compute_env_actions
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
@@ -52,6 +50,7 @@ from tfpolicies.errors import (
     NonFiniteError,
     UsageError,
 )
+from tfpolicies.extensions import Extensible, ExtensibleType
 from tfpolicies.marks import for_place
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.checkpoints import path_of
@@ -71,17 +70,8 @@ def _setting_answer(algorithm: Algorithm, name: str) -> str:
     return setting_answer(name, algorithm.get_default_config()._homes)
 
 
-class _AnsweringMeta(abc.ABCMeta):
-    """Class of algorithms: its errors about methods of other libraries say what to write."""
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(cls, name: str) -> Any:
-            raise AttributeError(missing_attribute(cls, name))
-
-
 @for_place("algorithm_class")
-class Algorithm(metaclass=_AnsweringMeta):
+class Algorithm(Extensible, metaclass=ExtensibleType):
     """A config, built: environments, a policy, and the loop that trains it.
 
     A subclass says which classes of policies it trains, by framework (`policy_classes`), and what
@@ -97,6 +87,7 @@ class Algorithm(metaclass=_AnsweringMeta):
         EnvError: if the environment is unknown or unusable.
     """
 
+    _describe_missing = staticmethod(missing_attribute)
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     policy_classes: Mapping[str, type[Policy]] = {}  # by framework: "tf2", and "tf" for graph mode
     overlaps = False  # whether remote workers sample while this process learns
@@ -138,12 +129,6 @@ class Algorithm(metaclass=_AnsweringMeta):
         if config.evaluation_interval is not None or config.evaluation_num_workers:
             self._evaluator.prepare()
         self.callbacks.on_algorithm_init(algorithm=self)
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            message = missing_attribute(self, name)
-            return ported.missing(self, name, message, ported.OF_ALGORITHMS)
 
     def __repr__(self) -> str:
         """Returns class, environment and iteration: `PPO(env='CartPole-v1', iteration=3)`."""
@@ -435,7 +420,9 @@ class Algorithm(metaclass=_AnsweringMeta):
         sampling = seconds["sample"] - sampled_before
         learning = time.perf_counter() - started - sampling
         policies = self.worker.policy_map
-        loading = sum(policies.handle(pid).learning.take_seconds_loading() for pid in learner)
+        loading = sum(
+            policies.handle(pid).driver.learning.take_seconds_loading() for pid in learner
+        )
         loading = min(loading, learning)  # some of it may be of batches before
         seconds["load"] += loading
         seconds["learn"] += learning - loading

@@ -37,13 +37,15 @@ class AlgorithmPolicies:
         Raises:
             UnknownPolicyError: if there is none; the nearest ids are named.
         """
-        worker = self._workers.local_worker()
-        policy = worker.get_policy(policy_id)
-        if policy is None:
-            policy_ids = sorted(worker.policy_map)
+        policies = self._workers.local_worker().policy_map
+        try:
+            return policies.handle(policy_id)
+        except UnknownPolicyError:
+            policy_ids = sorted(policies)
             matches = near_matches(policy_id, policy_ids)
-            raise UnknownPolicyError(f"No policy {policy_id!r}; there are {policy_ids}.{matches}")
-        return policy
+            raise UnknownPolicyError(
+                f"No policy {policy_id!r}; there are {policy_ids}.{matches}"
+            ) from None
 
     def add(
         self, policy_id: str, policy_cls: Any, policy: Any, *, evaluation_workers: bool, **rest: Any
@@ -78,7 +80,7 @@ class AlgorithmPolicies:
             predicate = self._workers.local_worker().is_policy_to_train
         policy, spec = addition.policy, addition.spec
         policy_class = type(policy) if spec is None else spec.policy_class
-        is_frozen = policy is not None and policy.holding.is_frozen
+        is_frozen = policy is not None and policy.driver.is_frozen
         if not is_frozen and is_surely_trained(addition.policy_id, predicate):
             self._check.require(addition.policy_id, policy_class)  # type: ignore[arg-type]
 

@@ -283,7 +283,7 @@ def _roles_record(policies: Any) -> dict[str, Any]:
 def _evaluation_record(worker: Any) -> Any:
     if worker is None:
         return None
-    own = {pid: policy.holding.generator for pid, policy in worker.policy_map.items()}
+    own = {pid: policy.driver.generator for pid, policy in worker.policy_map.items()}
     generators = {pid: encode_generator(rng) for pid, rng in own.items() if rng is not None}
     return {"seeds_used": worker.seeds.used, "rngs": generators}
 

@@ -70,6 +70,7 @@ from tfpolicies.models.q_learning import (
     td_errors,
     td_targets,
 )
+from tfpolicies.program.view import TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, is_one_of, one_of
 from tfpolicies.state import PolicyState
 
@@ -153,7 +154,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the mean loss of the temporal-difference errors, weighted by `weights`."""
         obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
         noise = self._noise()

@@ -152,7 +152,7 @@ class Evaluator:
             if name in own and is_equal(own[name], change.trained)
         }
         asked = {name for name in changed if changes[name].is_asked_for} - {"explore"}
-        return policy.holding.changed_copy(policy_id, changed, anew=bool(asked))
+        return policy.driver.copy_with_settings(policy_id, changed, rebuild=bool(asked))
 
     def _changes(self, policy_class: type) -> dict[str, _Change]:
         """Returns the settings that are others in evaluation for policies of a class, by name."""
@@ -198,7 +198,7 @@ class Evaluator:
         worker = self.prepare().local_worker()
         worker.seeds.used = seeds_used
         for policy_id, rng in generators.items():
-            generator = worker.policy_map.handle(policy_id).holding.generator
+            generator = worker.policy_map.handle(policy_id).driver.generator
             if generator is not None:
                 generator.bit_generator.state = rng.bit_generator.state
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfpolicies.errors import NonFiniteError, UsageError
 from tfpolicies.finite import first_bad
-from tfpolicies.policy import by_methods
+from tfpolicies.policy.driver import validate_result
 
 logger = logging.getLogger("tfpolicies")
 
@@ -42,11 +42,11 @@ class LearnerResultCheck:
             )
         for policy_id, result in learner.items():
             policy = policies.handle(policy_id)
-            by_methods.updated(policy, "learn_on_batch", result)
+            validate_result(policy, "learn_on_batch", result)
             self._check_losses(policy_id, policy, result)
 
     def _check_losses(self, policy_id: str, policy: Any, result: Mapping[str, Any]) -> None:
-        if policy.learning.finds_non_finite:
+        if policy.driver.learning.detects_non_finite:
             return  # it looked at more than that
         stats = result.get("learner_stats") or {}
         bad = first_bad({name: x for name, x in stats.items() if "loss" in name})

@@ -35,6 +35,7 @@ from tfpolicies.errors import (
     near_matches,
 )
 from tfpolicies.models.catalog import extra_inputs, memory_of
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.models.network import ModelSource
 from tfpolicies.models.spaces import is_float_box
@@ -42,6 +43,7 @@ from tfpolicies.models.views import acting_requirements
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.program.view import TrainBatch
 from tfpolicies.replay import prioritized
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
@@ -88,7 +90,10 @@ class OffPolicyTFPolicy(TFPolicy):
 
     @classmethod
     def network_plans(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls,
+        observation_space: gym.Space,
+        dist_class: type[ActionDistribution],
+        static: Mapping[str, Any],
     ) -> dict[str, NetworkPlan]:
         """Returns the plan of one network that has a target network."""
         del observation_space, dist_class, static
@@ -96,7 +101,10 @@ class OffPolicyTFPolicy(TFPolicy):
 
     @classmethod
     def _model_source(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls,
+        observation_space: gym.Space,
+        dist_class: type[ActionDistribution],
+        static: Mapping[str, Any],
     ) -> ModelSource:
         """Returns where models come from; replayed rows are single transitions.
 
@@ -108,7 +116,7 @@ class OffPolicyTFPolicy(TFPolicy):
         source = super()._model_source(observation_space, dist_class, static)
         return source._replace(make=lambda: rows_alone(source.make()))
 
-    def discounts(self, train_batch: Any) -> tf.Tensor:
+    def discounts(self, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the factor `[B]` of what comes after each row, 0 where terminated."""
         gamma = self.config["gamma"]
         if self.config["n_step"] > 1:
@@ -310,7 +318,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         """Returns the columns of a batch that learning reads."""
-        names = self.get_policy(policy_id).learning.columns(batch)
+        names = self.get_policy(policy_id).driver.learning.select_columns(batch)
         return SampleBatch({name: batch[name] for name in names})
 
     def _updates_due(self, rows: int) -> int:
@@ -377,7 +385,7 @@ class OffPolicyAlgorithm(Algorithm):
             batch = given
             if batch is None:
                 batch = self.replay_buffer.sample(size * len(now), policy_id)
-            result = policy.learning.replay(batch, None if reports_rows else size, now)
+            result = policy.driver.learning.replay(batch, None if reports_rows else size, now)
             self._set_priorities(policy_id, batch, result)
         return {**result, "num_agent_steps_trained": len(follows) * size}
 

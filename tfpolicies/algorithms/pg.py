@@ -23,6 +23,7 @@ from tfpolicies.config.sections import Training
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.program.view import TrainBatch
 
 __all__ = ["PG", "PGConfig", "PGTF1Policy", "PGTF2Policy", "PGTFPolicy"]
 
@@ -32,7 +33,7 @@ class PGPolicy(TFPolicy):
 
     config_class = later("PGConfig")
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the negative log-likelihood of the actions, weighted by the returns."""
         dist_inputs, _ = model(train_batch)
         logp = dist_class(dist_inputs, model).logp(train_batch[SampleBatch.ACTIONS])

@@ -33,6 +33,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.program.view import TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
 
 __all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
@@ -55,7 +56,7 @@ class PPOTFPolicy(ActorCriticTFPolicy):
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
     _switches = {"kl_coeff": "use_kl_loss"}
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
         config, mask = self.config, train_batch["loss_mask"]
         dist_inputs, _ = model(train_batch)
@@ -81,7 +82,7 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         self.record(total_loss=total_loss)
         return total_loss
 
-    def _value_loss(self, model: Any, train_batch: Any) -> tf.Tensor:
+    def _value_loss(self, model: Any, train_batch: TrainBatch) -> tf.Tensor:
         if not self.config["use_critic"]:
             self.record(vf_loss=0.0)
             return tf.constant(0.0)
@@ -161,7 +162,7 @@ class PPO(Algorithm):
         batches = self.sample_train_batch()
         config, results = self.config, {}
         for policy_id, batch in batches.items():
-            learning = self.get_policy(policy_id).learning
+            learning = self.get_policy(policy_id).driver.learning
             results[policy_id] = learning.train(
                 batch,
                 config.num_sgd_iter,

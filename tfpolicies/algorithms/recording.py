@@ -62,7 +62,7 @@ class Scene(NamedTuple):
 
 
 def record_video(
-    player: Any,
+    player: Policy,
     path: str | PathLike[str] | Sequence[str | PathLike[str]],
     env: Any = None,
     *,
@@ -202,7 +202,9 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
                 yield lambda seed: sampler.play(Goal(1, by_episodes=True), [seed]).episodes[0]
             return
         changes = {"explore": scene.explore}
-        policy = scene.player.holding.changed_copy(scene.player.policy_id, changes, anew=False)
+        policy = scene.player.driver.copy_with_settings(
+            scene.player.policy_id, changes, rebuild=False
+        )
         with on_stage(policy, make, allow_other_spaces=scene.allow_other_spaces) as play:
             yield play
 

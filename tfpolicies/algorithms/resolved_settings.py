@@ -14,16 +14,16 @@ def record_resolved(algorithm: Any) -> None:
     length = config.fragment_length(envs)
     config.record_resolved(rollout_fragment_length=length)
     policies = [worker.get_policy(), *worker.policy_map.values()]
-    resolved = (each for each in policies if each is not None and each.acting.inference)
+    resolved = (each for each in policies if each is not None and each.driver.acting.inference)
     policy = next(resolved, None)  # the default one, or the first there is
     if policy is None:
         return
-    inference = policy.acting.inference
+    inference = policy.driver.acting.inference
     config.record_resolved(inference=inference, jit_compile=policy.config["jit_compile"])
     if config.log_level != "ERROR":
         print(
             f"{type(algorithm).__name__}: acting through {inference}, learning through "
-            f"{policy.learning.compiled_as}, "
+            f"{policy.driver.learning.compile_mode}, "
             f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
         )
 
@@ -35,13 +35,13 @@ def warm_up_policies(
     worker, several = algorithm.worker, algorithm.workers.has_several_agents()
     programs = set()
     for policy_id, policy in worker.policy_map.items():
-        program = policy.holding.program
+        program = policy.driver.program
         if program in programs:
             continue
         programs.add(program)
         if not worker.policies.trains(policy_id):
-            _ = policy.acting.inference
+            _ = policy.driver.acting.inference
         elif several:
-            policy.learning.resolve()
+            policy.driver.learning.resolve()
         else:
-            policy.learning.warm_up(rows, num_epochs, minibatch_size)
+            policy.driver.learning.warm_up(rows, num_epochs, minibatch_size)

@@ -70,6 +70,7 @@ from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.q_learning import chosen_rows
 from tfpolicies.models.settings import model_settings
 from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.program.view import TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, is_one_of, one_of
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
@@ -101,7 +102,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         "update_order",
     )
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[Any]:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> list[Any]:
         """Returns the losses of the actor (a function if it waits), critics and temperature."""
         mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
         reached = train_batch[SampleBatch.NEXT_OBS]

@@ -56,6 +56,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.network import ModelSource
 from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.program.view import TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
 
 __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
@@ -94,7 +95,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         "use_state_preprocessor",
     )
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[Any]:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> list[Any]:
         """Returns the losses of the actor (a function if it waits) and of the critics."""
         mask, obs, critic = train_batch["loss_mask"], train_batch["obs"], self.networks["critic"]
         q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
@@ -115,7 +116,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         together = self.config["update_order"] == "together"
         return [actor_loss() if together else actor_loss, critic_loss]
 
-    def _targets(self, dist_class: Any, train_batch: Any) -> tf.Tensor:
+    def _targets(self, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
         """Returns y `[B]`."""
         reached = train_batch[SampleBatch.NEXT_OBS]
         actions = _actions(dist_class, self.target_model, reached)

@@ -38,7 +38,7 @@ class TrainableCheck:
         """
         for policy_id in set(policy_ids) - self._passed:
             policy = policies[policy_id]
-            if not policy.holding.is_frozen:
+            if not policy.driver.is_frozen:
                 self.require(policy_id, type(policy))
 
     def require(self, policy_id: str, policy_class: type[Policy]) -> None:

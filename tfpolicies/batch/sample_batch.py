@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.column_batch import ColumnBatch
 from tfpolicies.batch.joining import join_columns
@@ -23,6 +22,7 @@ from tfpolicies.errors import (
     UsageError,
     near_matches,
 )
+from tfpolicies.extensions import Extensible
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,7 +32,7 @@ DEFAULT_POLICY_ID = "default_policy"
 _OBSERVATIONS = frozenset({"obs", "new_obs"})
 
 
-class SampleBatch(ColumnBatch):
+class SampleBatch(ColumnBatch, Extensible):
     """Experience of one policy: a dict from column names to arrays with one entry per row.
 
     Arrays are kept as they are, never copied. Numbers and lists become arrays, `infos` stays a
@@ -89,13 +89,6 @@ class SampleBatch(ColumnBatch):
     OBS_EMBEDS = "obs_embeds"
     RETURNS_TO_GO = "returns_to_go"
     ATTENTION_MASKS = "attention_masks"
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Asks what only ported code calls."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            return ported.missing(self, name, message)
 
     def env_steps(self) -> int:
         """Returns `count`."""

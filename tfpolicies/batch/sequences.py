@@ -21,11 +21,12 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import BatchError
 
-_IDS = {
+ID_COLUMNS = {
     "episode_ids": SampleBatch.EPS_ID,
     "unroll_ids": SampleBatch.UNROLL_ID,
     "agent_indices": SampleBatch.AGENT_INDEX,
 }
+"""The columns with the ids of rows, by the argument of `chop_into_sequences` that takes them."""
 
 
 def chop_into_sequences(
@@ -205,7 +206,7 @@ def pad_batch_to_sequences_of_same_size(
     wanted = batch if feature_keys is None else feature_keys
     keys = [key for key in wanted if key != SEQ_LENS and key not in state_keys]
     states = [dict.get(batch, key) for key in state_keys]
-    ids: dict[str, Any] = {name: dict.get(batch, key) for name, key in _IDS.items()}
+    ids: dict[str, Any] = {name: dict.get(batch, key) for name, key in ID_COLUMNS.items()}
     reduced = lengths is not None and _common_rows(states) == len(lengths)
     features, states, lengths = chop_into_sequences(
         feature_columns=[_column(batch, key) for key in keys],

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import gymnasium
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.errors import BatchError, BatchUsageError, SpaceError
+from tfpolicies.extensions import Extensible, ExtensibleType
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(\d+))?")
 
 
 @dataclass(frozen=True)
-class ViewRequirement(metaclass=ported.AskedByPorted):
+class ViewRequirement(Extensible, metaclass=ExtensibleType):
     """One column that a model or a loss reads, and the collected column it comes from.
 
     Change one with `dataclasses.replace(requirement, used_for_training=False)`.
@@ -55,13 +55,6 @@ class ViewRequirement(metaclass=ported.AskedByPorted):
     used_for_training: bool = True
     shift_arr: np.ndarray = field(init=False, repr=False, compare=False)
     asks_to_act: bool = field(init=False, repr=False, compare=False)
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Asks what only ported code calls."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            return ported.missing(self, name, message)
 
     def __post_init__(self) -> None:
         if self.space is None:

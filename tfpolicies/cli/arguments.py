@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import resources
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
-from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, algorithm_word, flag
 from tfpolicies.cli.values import (
     above_zero,
@@ -41,26 +41,9 @@ from tfpolicies.ways import OPSETS
 COMMANDS = "tfpolicies.commands"
 """The group of entry points."""
 
-_CLI = "tfpolicies.cli"
 RUNS = "runs"  # the folder of all runs, unless another one is named
 
 _DEBUG: Any = {"action": "store_true", "help": "show the traceback of an error"}
-
-_EXAMPLES = """\
-examples:
-  tfpolicies train CartPole-v1 --until 475 --export --play 100
-  tfpolicies train my_package.my_module:MyEnv --steps 200000 --set gamma=0.95
-  tfpolicies train HalfCheetah-v5 --algo SAC      by tuned settings
-  tfpolicies tuned --algo SAC                     what there are of them, and their sources
-  tfpolicies train --resume                       go on with the newest run
-  tfpolicies evaluate runs --episodes 100         the newest run's policy
-  tfpolicies record runs --gif                    videos of it, in its run folder
-  tfpolicies export runs --to exported
-  tfpolicies play-exported exported --env CartPole-v1 --episodes 100
-  tfpolicies serve exported                       over HTTP and gRPC, by the Open Inference Protocol
-  tfpolicies predict exported data.parquet        actions for the rows of a table
-  tfpolicies port script.py --diff                what changes of a script for RLlib
-"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,11 +62,29 @@ class _Parser(argparse.ArgumentParser):
         """Returns the names of all options."""
         return list(self._option_string_actions)
 
+    def add_word(self, name: str, metavar: str | None, help: str, **settings: Any) -> None:
+        """Adds an argument or option that takes a text, or what its `type` makes of it."""
+        self.add_argument(name, metavar=metavar, help=help, **settings)
+
+    def add_number(
+        self, name: str, default: Any, help: str, kind: Any = positive, metavar: str | None = None
+    ) -> None:
+        """Adds an option that takes a number of a kind, which `cli/values.py` has."""
+        self.add_argument(name, type=kind, default=default, metavar=metavar, help=help)
+
+    def add_switch(self, name: str, help: str) -> None:
+        """Adds an option that is on where it is given."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def add_repeatable(self, name: str, metavar: str, help: str) -> None:
+        """Adds an option that may be given several times."""
+        self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+
 
 class _Command(NamedTuple):
     summary: str
     add_arguments: Callable[[_Parser], None]
-    module: str  # imported to run it, unless the arguments set `run`: has a function of its name
+    module: str  # of `cli/`, imported to run it unless the arguments set `run`: has its function
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -110,7 +111,7 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="tfpolicies",
         description="Train, evaluate, export and play reinforcement-learning policies.",
-        epilog=f"{_EXAMPLES}\n{STATUSES}",
+        epilog=resources.files(__package__).joinpath("epilog.txt").read_text("utf-8"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -132,30 +133,23 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     return parser, made
 
 
+_EVALUATE = "play episodes with a trained policy"
+_PLAY_EXPORTED = "play episodes with an exported ONNX file alone"
+_PREDICT = "add an exported policy's actions to the rows of a Parquet file"
+
+
 def _commands(used: str) -> dict[str, _Command]:
     """Returns all commands; of other packages, only the one that is used is imported."""
-    own: dict[str, _Command] = {
-        "train": _Command("train a policy on an environment", _train, f"{_CLI}.training"),
-        "evaluate": _Command("play episodes with a trained policy", _evaluate, f"{_CLI}.commands"),
-        "record": _Command(
-            "make a video of a trained policy that plays", _record, f"{_CLI}.recording"
-        ),
-        "watch": _Command("watch a trained policy play in a window", _watch, f"{_CLI}.recording"),
-        "export": _Command(
-            "write a policy as SavedModel, ONNX or LiteRT", _export, f"{_CLI}.commands"
-        ),
-        "play-exported": _Command(
-            "play episodes with an exported ONNX file alone", _play_exported, f"{_CLI}.commands"
-        ),
-        "serve": _Command("serve exported policies over HTTP and gRPC", _serve, f"{_CLI}.serve"),
-        "predict": _Command(
-            "add an exported policy's actions to the rows of a Parquet file",
-            _predict,
-            f"{_CLI}.predict",
-        ),
-        "tuned": _Command(
-            "list the settings that are known to learn well", _tuned, f"{_CLI}.commands"
-        ),
+    own = {
+        "train": _Command("train a policy on an environment", _train, "training"),
+        "evaluate": _Command(_EVALUATE, partial(_add_playing, episodes=100), "commands"),
+        "record": _Command("make a video of a trained policy that plays", _record, "recording"),
+        "watch": _Command("watch a trained policy play in a window", _add_looking, "recording"),
+        "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export, "commands"),
+        "play-exported": _Command(_PLAY_EXPORTED, _play_exported, "commands"),
+        "serve": _Command("serve exported policies over HTTP and gRPC", _serve, "serve"),
+        "predict": _Command(_PREDICT, _predict, "predict"),
+        "tuned": _Command("list the settings that are known to learn well", _tuned, "commands"),
     }
     if used in own:
         return own
@@ -185,7 +179,7 @@ def _run_own(module: str, args: argparse.Namespace) -> int:
     Raises:
         MissingPackageError: if it needs a package that is not installed.
     """
-    run = import_needed(f"`tfpolicies {args.command}`", module)
+    run = import_needed(f"`tfpolicies {args.command}`", f"{__package__}.{module}")
     return int(getattr(run, args.command.replace("-", "_"))(args))
 
 
@@ -196,76 +190,52 @@ def _train(parser: _Parser) -> None:
     )
     for name, word in WORDS.items():
         groups[word.group].add_argument(flag(name), help=word.help, **word.argument())
-    groups[WHAT].add_argument(
-        "--config",
-        metavar="FILE",
-        help='a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; '
-        "--set and the options above override it",
-    )
+    groups[WHAT].add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     groups[RUN].add_argument(
         "--run-dir", metavar="DIR", help=f"folder of all runs (default {RUNS})"
     )
-    groups[RUN].add_argument(
-        "--resume",
-        nargs="?",
-        const=None,
-        metavar="RUN",
-        help="go on with a run, or with the newest one of a folder of runs (default: that of "
-        "--run-dir); goals may be changed",
-    )
+    groups[RUN].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
     groups[RUN].add_argument(
         "--model-work-limit",
         type=float,
-        default=argparse.SUPPRESS,
         metavar="TIMES",
         help="with --resume: how many times the usual work a stored Keras model may take (default "
         "1)",
     )
 
 
-def _evaluate(parser: _Parser) -> None:
-    _add_playing(parser, episodes=100)
+_CONFIG_HELP = (
+    'a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; --set and the '
+    "options above override it"
+)
+_RESUME_HELP = (
+    "go on with a run, or with the newest one of a folder of runs (default: that of --run-dir); "
+    "goals may be changed"
+)
 
 
 def _record(parser: _Parser) -> None:
     _add_looking(parser)
-    parser.add_argument(
-        "--to",
-        metavar="FILE_OR_DIR",
-        help="a file that ends in .mp4 or .gif, or a folder (default: the run's folder videos)",
-    )
-    parser.add_argument("--gif", action="store_true", help="write a GIF beside the MP4")
-    parser.add_argument(
-        "--fps", type=above_zero, help="steps a second (default: what the environment says, or 30)"
-    )
-
-
-def _watch(parser: _Parser) -> None:
-    _add_looking(parser)
+    to = "a file that ends in .mp4 or .gif, or a folder (default: the run's folder videos)"
+    parser.add_word("--to", "FILE_OR_DIR", to)
+    parser.add_switch("--gif", "write a GIF beside the MP4")
+    fps = "steps a second (default: what the environment says, or 30)"
+    parser.add_number("--fps", None, fps, above_zero)
 
 
 def _add_looking(parser: _Parser) -> None:
     _add_playing(parser, episodes=3)
-    parser.add_argument(
-        "--max-steps",
-        type=positive,
-        default=10_000,
-        help="cut an episode after this many steps (default 10,000)",
+    parser.add_number(
+        "--max-steps", 10_000, "cut an episode after this many steps (default 10,000)"
     )
 
 
 def _export(parser: _Parser) -> None:
     _add_source(parser)
-    parser.add_argument("--to", required=True, metavar="DIR", help="folder to write into")
-    parser.add_argument("--policy", metavar="ID", help="of a run with several policies: this one")
-    parser.add_argument(
-        "--onnx",
-        nargs="?",
-        type=opset,
-        const=True,
-        metavar="OPSET",
-        help=f"write ONNX only, of this opset if one is given, from {OPSETS[0]} to {OPSETS[-1]}",
-    )
+    parser.add_word("--to", "DIR", "folder to write into", required=True)
+    parser.add_word("--policy", "ID", "of a run with several policies: this one")
+    onnx = f"write ONNX only, of this opset if one is given, from {OPSETS[0]} to {OPSETS[-1]}"
+    parser.add_word("--onnx", "OPSET", onnx, nargs="?", type=opset, const=True)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
     form.add_argument(
@@ -283,27 +253,22 @@ def _export(parser: _Parser) -> None:
     form.add_argument(
         "--web", action="store_true", help="write ONNX with a page that runs it in a browser"
     )
-    parser.add_argument(
-        "--ort-web",
-        metavar="FOLDER",
-        help="dist folder of the npm package onnxruntime-web, to copy in; default: a CDN",
-    )
+    ort_web = "dist folder of the npm package onnxruntime-web, to copy in; default: a CDN"
+    parser.add_word("--ort-web", "FOLDER", ort_web)
 
 
 def _play_exported(parser: _Parser) -> None:
-    parser.add_argument("exported", metavar="DIR_OR_FILE", help="an ONNX file, or its folder")
-    parser.add_argument("--env", required=True, metavar="NAME", help="where to play")
-    parser.add_argument("--env-config", type=json_object, metavar="JSON", help="its settings")
-    parser.add_argument("--episodes", type=positive, default=100, help="default 100")
-    parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
+    parser.add_word("exported", "DIR_OR_FILE", "an ONNX file, or its folder")
+    parser.add_word("--env", "NAME", "where to play", required=True)
+    parser.add_word("--env-config", "JSON", "its settings", type=json_object)
+    parser.add_number("--episodes", 100, "default 100")
+    parser.add_number("--seed", 0, "of the episodes (default 0)", count)
     _add_device(parser)
 
 
 def _add_runtime(parser: _Parser) -> None:
     """Adds how ONNX Runtime computes for many requests or rows."""
-    parser.add_argument(
-        "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
-    )
+    parser.add_number("--threads", 1, "of one call of ONNX Runtime (default 1)")
     _add_device(parser)
 
 
@@ -317,111 +282,51 @@ def _add_device(parser: _Parser) -> None:
 
 
 def _serve(parser: _Parser) -> None:
-    parser.add_argument(
-        "sources",
-        nargs="+",
-        metavar="EXPORT_OR_RUN",
-        help="a folder with an ONNX export or numbered versions of one, or a run or checkpoint, "
-        "which is exported first; NAME=FOLDER gives the model a name",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
-    parser.add_argument(
-        "--port", type=port, default=8000, help="of HTTP (default 8000); 0: any that is free"
-    )
-    parser.add_argument(
-        "--grpc-port", type=port, default=8001, help="of gRPC (default 8001); 0: any that is free"
-    )
-    parser.add_argument(
-        "--pin",
-        action="append",
-        default=[],
-        metavar="[NAME=]VERSION",
-        help="serve this version even if there are newer ones (default: the highest number)",
-    )
-    parser.add_argument(
-        "--max-batch", type=positive, default=256, metavar="ROWS", help="run together (default 256)"
-    )
-    parser.add_argument(
-        "--max-sequences",
-        type=positive,
-        default=10_000,
-        metavar="N",
-        help="rows that a policy with a memory remembers (default 10000)",
-    )
-    parser.add_argument(
-        "--sequence-idle",
-        type=positive,
-        default=600,
-        metavar="SECONDS",
-        help="without a step, after which one is forgotten (default 600)",
-    )
-    parser.add_argument(
-        "--max-body",
-        type=positive,
-        default=8_000_000,
-        metavar="BYTES",
-        help="of a request (default 8e6); all that arrive may together take 8 times as many",
-    )
-    parser.add_argument(
-        "--max-seconds",
-        type=positive,
-        default=20,
-        metavar="SECONDS",
-        help="that a model may take for a batch, or for its trial when it is loaded (default 20)",
-    )
+    parser.add_word("sources", "EXPORT_OR_RUN", _SOURCES_HELP, nargs="+")
+    parser.add_word("--host", None, "where to listen (default 127.0.0.1)", default="127.0.0.1")
+    parser.add_number("--port", 8000, "of HTTP (default 8000); 0: any that is free", port)
+    parser.add_number("--grpc-port", 8001, "of gRPC (default 8001); 0: any that is free", port)
+    pin = "serve this version even if there are newer ones (default: the highest number)"
+    parser.add_repeatable("--pin", "[NAME=]VERSION", pin)
+    parser.add_number("--max-batch", 256, "run together (default 256)", metavar="ROWS")
+    sequences = "rows that a policy with a memory remembers (default 10000)"
+    parser.add_number("--max-sequences", 10_000, sequences, metavar="N")
+    idle = "without a step, after which one is forgotten (default 600)"
+    parser.add_number("--sequence-idle", 600, idle, metavar="SECONDS")
+    body = "of a request (default 8e6); all that arrive may together take 8 times as many"
+    parser.add_number("--max-body", 8_000_000, body, metavar="BYTES")
+    seconds = "that a model may take for a batch, or for its trial when it is loaded (default 20)"
+    parser.add_number("--max-seconds", 20, seconds, metavar="SECONDS")
     _add_runtime(parser)
-    parser.add_argument(
-        "--drain-seconds",
-        type=count,
-        default=5,
-        metavar="SECONDS",
-        help="for which it answers after SIGTERM, but says that it is not ready (default 5)",
-    )
-    parser.add_argument(
-        "--control", action="store_true", help="let requests load and unload models"
-    )
-    parser.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="with a token that requests must bring (Authorization: Bearer TOKEN)",
-    )
-    parser.add_argument(
-        "--access-log", action="store_true", help="print a line for each request (default: none)"
-    )
+    drain = "for which it answers after SIGTERM, but says that it is not ready (default 5)"
+    parser.add_number("--drain-seconds", 5, drain, count, "SECONDS")
+    parser.add_switch("--control", "let requests load and unload models")
+    token = "with a token that requests must bring (Authorization: Bearer TOKEN)"
+    parser.add_word("--token-file", "FILE", token, type=Path)
+    parser.add_switch("--access-log", "print a line for each request (default: none)")
     parser.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
         help="of the lines on standard output (default text)",
     )
-    parser.add_argument(
-        "--tls-cert",
-        type=Path,
-        metavar="FILE",
-        help="with the server's certificate in PEM, for HTTPS and for gRPC with TLS",
-    )
-    parser.add_argument(
-        "--tls-key", type=Path, metavar="FILE", help="with the private key of --tls-cert, in PEM"
-    )
-    parser.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a further Host that requests may name; on loopback these are localhost, 127.0.0.1 "
-        "and [::1], elsewhere all unless this is given",
-    )
-    parser.add_argument(
-        "--allowed-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="whose web pages may use the server, such as https://example.com; others may not",
-    )
+    certificate = "with the server's certificate in PEM, for HTTPS and for gRPC with TLS"
+    parser.add_word("--tls-cert", "FILE", certificate, type=Path)
+    parser.add_word("--tls-key", "FILE", "with the private key of --tls-cert, in PEM", type=Path)
+    parser.add_repeatable("--allowed-host", "NAME", _ALLOWED_HOST_HELP)
+    origin = "whose web pages may use the server, such as https://example.com; others may not"
+    parser.add_repeatable("--allowed-origin", "ORIGIN", origin)
 
 
-_PREDICT = """\
+_SOURCES_HELP = (
+    "a folder with an ONNX export or numbered versions of one, or a run or checkpoint, which is "
+    "exported first; NAME=FOLDER gives the model a name"
+)
+_ALLOWED_HOST_HELP = (
+    "a further Host that requests may name; on loopback these are localhost, 127.0.0.1 and [::1], "
+    "elsewhere all unless this is given"
+)
+_PREDICT_EPILOG = """\
 Rows are independent observations. The inputs of the export are read from columns of their names:
 obs, or obs_<path> for each part of a Dict or Tuple, and action_mask. Such a column has a number in
 each row, or a list of the numbers of an array in row-major order. --columns names other columns.
@@ -431,29 +336,18 @@ Needs pyarrow: pip install 'tfpolicies[data]'. The file is trusted.
 
 
 def _predict(parser: _Parser) -> None:
-    parser.epilog, parser.formatter_class = _PREDICT, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("exported", metavar="EXPORT", help="an ONNX file, or its folder")
-    parser.add_argument("data", metavar="FILE", help="a Parquet file with observations")
-    parser.add_argument(
-        "--to", metavar="FILE", help="the Parquet file to write (default: FILE.actions.parquet)"
-    )
-    parser.add_argument(
-        "--columns",
-        type=column_names,
-        metavar="A,B,...",
-        help="what to read: a column for each input, or one for each number of a single input",
-    )
-    parser.add_argument(
-        "--keep",
-        type=column_names,
-        metavar="A,B,...",
-        help="the columns of FILE to write beside the actions (default: all; '': none)",
-    )
-    parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
-    parser.add_argument("--seed", type=count, default=0, help="of --explore (default 0)")
-    parser.add_argument(
-        "--batch", type=positive, metavar="ROWS", help="run together (default: 16 MB of them)"
-    )
+    parser.epilog = _PREDICT_EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_word("exported", "EXPORT", "an ONNX file, or its folder")
+    parser.add_word("data", "FILE", "a Parquet file with observations")
+    parser.add_word("--to", "FILE", "the Parquet file to write (default: FILE.actions.parquet)")
+    columns = "what to read: a column for each input, or one for each number of a single input"
+    parser.add_word("--columns", "A,B,...", columns, type=column_names)
+    keep = "the columns of FILE to write beside the actions (default: all; '': none)"
+    parser.add_word("--keep", "A,B,...", keep, type=column_names)
+    parser.add_switch("--explore", "sample actions; default: greedy")
+    parser.add_number("--seed", 0, "of --explore (default 0)", count)
+    parser.add_number("--batch", None, "run together (default: 16 MB of them)", metavar="ROWS")
     _add_runtime(parser)
 
 
@@ -464,47 +358,27 @@ def _tuned(parser: _Parser) -> None:
         choices=algorithm_names(),
         help="of this algorithm alone",
     )
-    parser.add_argument("--env", default="", metavar="PART", help="where ENV has this in its name")
+    parser.add_word("--env", "PART", "where ENV has this in its name", default="")
 
 
 def _add_playing(parser: _Parser, episodes: int) -> None:
     _add_source(parser)
-    told = f"default {episodes}"
-    parser.add_argument("--episodes", type=positive, default=episodes, help=told)
-    parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
-    parser.add_argument("--env", metavar="NAME", help="another environment than in training")
-    parser.add_argument(
-        "--policy-mapping",
-        metavar="MODULE:FUNCTION",
-        help="of a run with several policies: which one acts for an agent, as in training",
-    )
-    parser.add_argument(
-        "--allow-other-spaces",
-        action="store_true",
-        help="go on if its dtypes or action bounds differ; the policy acts in its own bounds",
-    )
-    parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
+    parser.add_number("--episodes", episodes, f"default {episodes}")
+    parser.add_switch("--explore", "sample actions; default: greedy")
+    parser.add_word("--env", "NAME", "another environment than in training")
+    mapping = "of a run with several policies: which one acts for an agent, as in training"
+    parser.add_word("--policy-mapping", "MODULE:FUNCTION", mapping)
+    spaces = "go on if its dtypes or action bounds differ; the policy acts in its own bounds"
+    parser.add_switch("--allow-other-spaces", spaces)
+    parser.add_number("--seed", 0, "of the episodes (default 0)", count)
 
 
 def _add_source(parser: _Parser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="RUN_OR_CHECKPOINT",
-        help="a run folder, a folder of runs (its newest is taken), or a checkpoint",
-    )
-    parser.add_argument("--best", action="store_true", help="of a run: the best checkpoint")
-    parser.add_argument(
-        "--model",
-        metavar="MODULE:FACTORY",
-        help="the model it was trained with, if Keras cannot rebuild it from the checkpoint",
-    )
-    parser.add_argument(
-        "--algo", metavar="MODULE:CLASS", help="the algorithm it was trained by, if it is yours"
-    )
-    parser.add_argument(
-        "--model-work-limit",
-        type=float,
-        default=1.0,
-        metavar="TIMES",
-        help="of a stored Keras model: how many times the usual work it may take (default 1)",
-    )
+    source = "a run folder, a folder of runs (its newest is taken), or a checkpoint"
+    parser.add_word("source", "RUN_OR_CHECKPOINT", source)
+    parser.add_switch("--best", "of a run: the best checkpoint")
+    model = "the model it was trained with, if Keras cannot rebuild it from the checkpoint"
+    parser.add_word("--model", "MODULE:FACTORY", model)
+    parser.add_word("--algo", "MODULE:CLASS", "the algorithm it was trained by, if it is yours")
+    work = "of a stored Keras model: how many times the usual work it may take (default 1)"
+    parser.add_number("--model-work-limit", 1.0, work, float, "TIMES")

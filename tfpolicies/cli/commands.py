@@ -12,12 +12,7 @@ from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.recording import scene_of, title_of
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
-from tfpolicies.cli.sources import (
-    export_policy,
-    find_checkpoint,
-    load_policy,
-    print_files,
-)
+from tfpolicies.cli.sources import export_policy, find_checkpoint, load_policy, print_files
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage

@@ -17,23 +17,6 @@ from tfpolicies.system.standard_files import discard_output
 DONE, FELL_SHORT, USAGE, BROKE, NOT_FINITE, IN_USE = 0, 1, 2, 3, 4, 5
 INTERRUPTED, PIPE_CLOSED = 130, 141
 
-STATUSES = """\
-exit status:
-  0    done
-  1    the return that --until asks for was not reached; or port --check found work
-  2    what was asked for is wrong or missing; nothing was begun
-  3    an error, of the environment for example, ended what had begun
-  4    numbers of the training became infinite or no numbers
-  5    another process writes to the run folder
-  129  hung up (SIGHUP)
-  130  interrupted (Ctrl-C)
-  141  nobody reads the output any more
-  143  terminated (SIGTERM)
-  A training that ends by 3, 129, 130, 141 or 143 saves what there is first, and
-  prints the command that goes on. One that ends by 4 leaves the checkpoints as
-  they are. A second Ctrl-C ends it at once.
-"""
-
 
 def status_of(error: BaseException, *, begun: bool) -> int:
     """Returns the exit status for what ended a command.

@@ -129,7 +129,12 @@ def _named(source: str) -> tuple[str, Path]:
 
 def _default_name(path: Path) -> str:
     """Returns the name of a model that was given none."""
-    return name_model(path if path.is_dir() else path.parent)
+    return name_model(_get_folder(path))
+
+
+def _get_folder(path: Path) -> Path:
+    """Returns a folder itself, and that of a file."""
+    return path if path.is_dir() else path.parent
 
 
 def _pins_by_model(options: Sequence[str], models: Sequence[str]) -> dict[str, str]:
@@ -167,7 +172,7 @@ def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> P
     Raises:
         ExportError: if there is neither an export nor a run.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = _get_folder(path)
     for found in (folder, folder / ONNX_FOLDER):
         if specs := _specs(found):
             _require_served(path, specs[0] if specs[0].parent == found else specs[-1])
@@ -194,11 +199,8 @@ def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> P
 def _specs(folder: Path) -> list[Path]:
     """Returns what describes the exports in a folder: itself, and numbered versions."""
     versions = list_versions(folder) if folder.is_dir() else {}
-    return [place / SPEC_FILE for place in (folder, *versions.values()) if _is_export(place)]
-
-
-def _is_export(folder: Path) -> bool:
-    return (folder / SPEC_FILE).exists()
+    specs = [place / SPEC_FILE for place in (folder, *versions.values())]
+    return [spec for spec in specs if spec.exists()]
 
 
 def _require_served(path: Path, spec: Path) -> None:

@@ -369,12 +369,8 @@ def flag(name: str) -> str:
 
 
 _OPTIONS = {
-    "algo": "--algo",
-    "env": "--env",
+    **{name: f"--{name}" for name in ("algo", "env", "callbacks", "model", "web")},
     "policy_mapping_fn": "--policy-mapping",
-    "callbacks": "--callbacks",
-    "model": "--model",
-    "web": "--web",
 }
 """Options by the settings that they give, which `--set` does not."""
 

@@ -301,10 +301,7 @@ def _content(settings: TrainSettings, finished: str | None = None) -> dict[str, 
     return {"train": settings.as_json(), "finished": finished}
 
 
-_REASONS = {
-    TARGET: "the target was reached",
-    STEPS: "all steps were used",
-}
+_REASONS = {TARGET: "the target was reached", STEPS: "all steps were used"}
 
 
 def _resume_words(run: RunFolder) -> list[str]:

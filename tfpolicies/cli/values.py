@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tfpolicies.errors import near_matches
@@ -15,7 +15,11 @@ _LAST_PORT = 65_535
 
 
 def _whole(text: str) -> int:
-    """Returns the integer that is written as 100000, 100_000 or 1e5."""
+    """Returns the integer that is written as 100000, 100_000 or 1e5.
+
+    >>> _whole("1e5"), _whole("100_000")
+    (100000, 100000)
+    """
     try:
         return int(text)
     except ValueError:
@@ -35,32 +39,22 @@ def not_among(value: Any, choices: Collection[str]) -> str:
     return f"there is no {value!r}.{near} Choose one of {', '.join(choices)}."
 
 
-def count(text: str) -> int:
-    """Returns an integer >= 0.
+def _make_integer(low: int, high: float, rule: str) -> Callable[[str], int]:
+    """Returns what takes integers from `low` to `high`, for argparse."""
 
-    >>> count("1e5"), count("100_000")
-    (100000, 100000)
-    """
-    number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return number
+    def parse(text: str) -> int:
+        number = _whole(text)
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"must be {rule}, got {text}")
+        return number
 
-
-def positive(text: str) -> int:
-    """Returns an integer >= 1."""
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
+    parse.__name__ = "integer"  # argparse shows it in its messages
+    return parse
 
 
-def opset(text: str) -> int:
-    """Returns a version of ONNX's operators."""
-    number = _whole(text)
-    if number not in OPSETS:
-        raise argparse.ArgumentTypeError(f"must be from {OPSETS[0]} to {OPSETS[-1]}, got {text}")
-    return number
+count = _make_integer(0, math.inf, "0 or more")
+positive = _make_integer(1, math.inf, "1 or more")
+opset = _make_integer(OPSETS[0], OPSETS[-1], f"from {OPSETS[0]} to {OPSETS[-1]}")
 
 
 def port(text: str) -> int:
@@ -102,6 +96,4 @@ def column_names(text: str) -> list[str]:
     return names
 
 
-above_zero.__name__ = "number"  # argparse shows it in its messages
-for _integer in (count, opset, port, positive):
-    _integer.__name__ = "integer"
+above_zero.__name__, port.__name__ = "number", "integer"  # argparse shows them in its messages

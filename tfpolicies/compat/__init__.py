@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfpolicies import ported
 from tfpolicies.algorithms.registry import registered_names
+from tfpolicies.extensions import register_extension
 from tfpolicies.lazy import lazily
 
 _NAMES = {
@@ -93,7 +93,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = [*_HOMES]
 
 
-ported.register(f"{__name__}.attributes")
+register_extension(f"{__name__}.extension:RLlibExtension")
 
 
 def __getattr__(name: str) -> Any:

@@ -77,13 +77,13 @@ class TFModelFactory:
         return adapted(inner, observation_space, action_space, with_value=not remembered)
 
 
-def factory_of(given: Any) -> Any:
+def make_model_factory(given: Any) -> Any:
     """Returns the factory of the models of a ported class; or what it was given, if it is none."""
     is_tf_model = isinstance(given, type) and issubclass(given, TFModelV2)
     return TFModelFactory(given) if is_tf_model or is_ported_class(given) else given
 
 
-def keras_model(made: Any, observation_space: gym.Space, action_space: gym.Space) -> Any:
+def wrap_model(made: Any, observation_space: gym.Space, action_space: gym.Space) -> Any:
     """Returns the Keras model that runs a `TFModelV2`; or what it was given, if it is none."""
     is_ported = isinstance(made, TFModelV2)
     return adapted(made, observation_space, action_space) if is_ported else made

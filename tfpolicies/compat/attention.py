@@ -114,7 +114,7 @@ def _attention_model(
     return keras.Model(inputs, outputs, name="trxl")
 
 
-def windowed_memory(policy: Any, states: Memory) -> tuple[list[np.ndarray], Callable[..., Any]]:
+def complete_memory(policy: Any, states: Memory) -> tuple[list[np.ndarray], Callable[..., Any]]:
     """Returns a memory of attention that lacks its count, with it, and what shows the next one so.
 
     Ported code keeps the last outputs of each unit, `[B, steps, dim]`, zeros before an episode, and

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.compat.methods import method
+from tfpolicies.compat.methods import as_method
 from tfpolicies.storage.spaces_json import encode_space
 
 NOT_SERIALIZABLE = "__not_serializable__"
@@ -33,7 +33,7 @@ def multiagent(config: Any) -> dict[str, Any]:
     return {name: config[name] for name, home in config._homes.items() if home == "multi_agent"}
 
 
-def serialized(config: Any) -> dict[str, Any]:
+def serialize(config: Any) -> dict[str, Any]:
     """Returns all settings as JSON values; classes by their paths.
 
     Functions and objects that JSON does not have are `NOT_SERIALIZABLE`. Checkpoints hold a config
@@ -59,12 +59,12 @@ def _plain(value: Any) -> Any:
     return value if is_json else NOT_SERIALIZABLE
 
 
-OF_CONFIGS: dict[str, Callable[[Any], Any]] = {
-    "get_rollout_fragment_length": method(get_rollout_fragment_length),
+CONFIG_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "get_rollout_fragment_length": as_method(get_rollout_fragment_length),
     "is_atari": is_atari,
     "multiagent": multiagent,
     "pop": lambda config: config.get,
-    "serialize": method(serialized),
+    "serialize": as_method(serialize),
     "total_train_batch_size": lambda config: config.train_batch_size,
 }
 """By name, what returns it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfpolicies.envs.multi_agent_env import ALL
 from tfpolicies.errors import UsageError
-from tfpolicies.policy.by_methods import memory_leaves
+from tfpolicies.policy.recurrent_state import flatten_memory
 from tfpolicies.rollout.episode import SINGLE_AGENT, Episode
 
 
@@ -41,7 +41,7 @@ def rnn_state_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> list[np.nda
     Before its first action it is the memory at the start; `[]` if the policy has none.
     """
     if agent_id not in _followed(episode)._acted:
-        return memory_leaves(_policy(episode, agent_id).get_initial_state())
+        return flatten_memory(_policy(episode, agent_id).get_initial_state())
     columns, row = episode._acted[agent_id]
     return [x[row] for name, x in columns.items() if name.startswith("state_out_")]
 
@@ -53,7 +53,7 @@ def last_extra_action_outs_for(
     if agent_id not in _followed(episode)._acted:
         return {}
     columns, row = episode._acted[agent_id]
-    given = _policy(episode, agent_id).acting.given
+    given = _policy(episode, agent_id).driver.acting.input_views
     views = [each for view in given for each in (view, view.following) if each is not None]
     inputs = {port.name for view in views for port in view.ports}
     found = {
@@ -66,7 +66,7 @@ def last_extra_action_outs_for(
     )
 
 
-ASKED: dict[str, Callable[..., Any]] = {
+EPISODE_METHODS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         prev_action_for,

@@ -102,5 +102,5 @@ multi_gpu_train_one_step = train_one_step
 def _trained(policy: Any, batch: SampleBatch) -> dict[str, Any]:
     epochs, size = (policy.config.get(name) for name in ("num_sgd_iter", "sgd_minibatch_size"))
     if epochs and size:
-        return policy.learning.train(batch, epochs, size)
+        return policy.driver.learning.train(batch, epochs, size)
     return policy.learn_on_batch(batch)

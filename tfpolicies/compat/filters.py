@@ -140,7 +140,7 @@ def _told(stats: Any) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-OF_FILTERS: dict[str, Callable[[RunningFilter], Any]] = {
+FILTER_ATTRIBUTES: dict[str, Callable[[RunningFilter], Any]] = {
     "as_serializable": lambda held: held.snapshot,
     "buffer": lambda held: _told(held._pending),
     "copy": lambda held: held.snapshot,

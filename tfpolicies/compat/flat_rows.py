@@ -68,7 +68,7 @@ def nested(space: gym.Space, rows: np.ndarray) -> Any:
 
 
 @contextlib.contextmanager
-def shown(batch: SampleBatch, space: gym.Space) -> Iterator[None]:
+def flat_observation_view(batch: SampleBatch, space: gym.Space) -> Iterator[None]:
     """Has the observations of a batch in both forms meanwhile, and nested again afterwards."""
     if not isinstance(space, gym.spaces.Dict) or not all(isinstance(key, str) for key in space):
         yield

@@ -146,7 +146,7 @@ def prepare_model(policy: Any, model: keras.Model) -> None:
 
 def _views_read(policy: Any, model: keras.Model) -> dict[str, ViewRequirement]:
     found = {"obs": ViewRequirement(space=policy.observation_space), **declared(model)}
-    for view in policy.acting.views:
+    for view in policy.driver.acting.views:
         shift = view.shifts if view.is_window else view.shifts[0]
         found.setdefault(view.name, ViewRequirement(view.source, shift=shift))
     length = policy.config["model"]["max_seq_len"]

@@ -7,6 +7,6 @@ from functools import partial
 from typing import Any
 
 
-def method(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+def as_method(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
     """Returns what gives an object a function, which takes the object first, as its method."""
     return partial(partial, function)

@@ -17,8 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tfpolicies import ported
-from tfpolicies.compat.rllib_names import INSTEAD, MODULES, PLACES, section_for
+from tfpolicies.compat.rllib_names import ATTRIBUTES, INSTEAD, MODULES, PLACES, section_for
 from tfpolicies.errors import UsageError
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
@@ -239,9 +238,7 @@ class _Script:
     def hooked(self) -> bytes:
         """Returns the text with an import of `compat`, if nothing else makes its names known."""
         top = (old for node in self.imports if node in self.tree.body for old in _imported(node))
-        hidden = (
-            node.attr in ported.EVERY or node.attr[:6] == "_mean_" for node in self.attributes
-        )
+        hidden = (node.attr in ATTRIBUTES or node.attr[:6] == "_mean_" for node in self.attributes)
         if not any(hidden) or any(f"{old.full}.".startswith(f"{_HOOK}.") for old in top):
             return self.source
         first = next(node for node in self.tree.body if not _leads(node))

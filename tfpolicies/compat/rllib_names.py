@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tfpolicies.config.porting_tables import RLLIB, as_plain_text, codes, read_table
+from tfpolicies.porting_tables import RLLIB, as_plain_text, codes, read_table
 
 _MODULE = re.compile(r"tfpolicies\.(algorithms\.\w+|compat\.tune)")
 
@@ -38,6 +38,20 @@ INSTEAD = {
     if not place and remark.startswith(("Use ", "Set "))
 }
 """By name, what to do about those of RLlib that are not here."""
+
+_ATTRIBUTES = """
+_counters _create_exploration add_workers as_eager as_serializable assert_healthy batch_builder
+buffer copy entropy_coeff env_context env_creator env_id fetch_ready_async_reqs
+foreach_worker_async from_batch from_dict get_config get_rollout_fragment_length
+get_single_step_input_dict is_atari is_policy_to_train kl_coeff last_batch
+last_extra_action_outs_for last_terminated_for last_truncated_for load_checkpoint logdir
+loss_initialized maybe_initialize_optimizer_and_loss multiagent policy_batches policy_map
+policy_mapping_fn pop prev_action_for prev_reward_for reset_buffer rnn_state_for running_stats
+save_checkpoint serialize started step to_dict total_train_batch_size variables with_tracing
+"""
+
+ATTRIBUTES = frozenset(_ATTRIBUTES.split())
+"""Names of attributes that only `RLlibExtension` adds to objects of the core."""
 
 SECTIONS = {
     "ray.rllib": "Names",

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from tfpolicies.compat.methods import method
+from tfpolicies.compat.methods import as_method
 
 
 def save_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
@@ -28,12 +28,12 @@ def logdir(algorithm: Any) -> str:
     return str(algorithm.logdir)
 
 
-OF_ALGORITHMS: dict[str, Callable[[Any], Any]] = {
+ALGORITHM_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "_counters": lambda algorithm: algorithm.counters,
     "get_config": lambda algorithm: lambda: algorithm.config,
-    "load_checkpoint": method(load_checkpoint),
+    "load_checkpoint": as_method(load_checkpoint),
     "logdir": logdir,
-    "save_checkpoint": method(save_checkpoint),
+    "save_checkpoint": as_method(save_checkpoint),
     "step": lambda algorithm: algorithm.train,
 }
 """By name, what returns it."""

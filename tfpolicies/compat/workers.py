@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from tfpolicies.compat.methods import method
+from tfpolicies.compat.methods import as_method
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.errors import UsageError
 
@@ -74,18 +74,18 @@ def assert_healthy(worker: Any) -> None:
     worker._require_sampler()
 
 
-OF_WORKER_SETS: dict[str, Callable[[Any], Any]] = {
-    "add_workers": method(add_workers),
-    "fetch_ready_async_reqs": method(fetch_ready_async_reqs),
-    "foreach_worker_async": method(foreach_worker_async),
-    "is_policy_to_train": method(is_policy_to_train),
+WORKER_SET_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "add_workers": as_method(add_workers),
+    "fetch_ready_async_reqs": as_method(fetch_ready_async_reqs),
+    "foreach_worker_async": as_method(foreach_worker_async),
+    "is_policy_to_train": as_method(is_policy_to_train),
 }
 """By name, what returns it."""
 
-OF_WORKERS: dict[str, Callable[[Any], Any]] = {
-    "assert_healthy": method(assert_healthy),
+WORKER_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "assert_healthy": as_method(assert_healthy),
     "env_context": lambda worker: worker._context(),
-    "env_creator": method(env_creator),
+    "env_creator": as_method(env_creator),
     "last_batch": lambda worker: worker._first_batch,
 }
 """By name, what returns it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.errors import near_matches
@@ -59,7 +59,7 @@ class DefaultCallbacks:
         *,
         worker: Any,
         episode: Any,
-        agent_id: Any,
+        agent_id: Hashable,
         policy_id: str,
         policies: Any,
         postprocessed_batch: Any,

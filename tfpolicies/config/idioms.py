@@ -4,106 +4,47 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
+from importlib import resources
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from tfpolicies.config.porting_tables import (
+from tfpolicies.errors import ConfigError
+from tfpolicies.extensions import describe_missing
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.porting_tables import (
     KERAS,
     SB3,
     SB3_SETTINGS,
     as_plain_text,
     codes,
+    find_required_import,
     read_table,
 )
-from tfpolicies.models.defaults import MODEL_DEFAULTS
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_EXPLORATION = "exploration(exploration_config={'type': 'EpsilonGreedy', ...})"
+_ANSWERS: Mapping[str, Mapping[str, str]] = json.loads(
+    resources.files(__package__).joinpath("idioms.json").read_text("utf-8")
+)
 
-SETTINGS: Mapping[str, str] = {
-    "action_noise": "exploration(exploration_config={'type': 'GaussianNoise', 'stddev': 0.1, "
-    "'final_scale': 1.0}); 'OrnsteinUhlenbeckNoise' is a type, too",
-    "activation_fn": "training(model={'fcnet_activation': 'relu'})",
-    "clip_range_vf": "training(vf_clip_param=...), which bounds the squared error of the value; "
-    "float('inf') is None there",
-    "device": "resources(num_gpus=1)",
-    "epochs": "training(num_sgd_iter=...)",
-    "eval_freq": "evaluation(evaluation_interval=...), in iterations",
-    "exploration_final_eps": _EXPLORATION,
-    "exploration_fraction": _EXPLORATION,
-    "exploration_initial_eps": _EXPLORATION,
-    "gradient_steps": "training(training_intensity=...), the rows trained per row sampled",
-    "n_eval_episodes": "evaluation(evaluation_duration=...)",
-    "n_steps": "training(train_batch_size=n_steps * environments); each environment then does "
-    "n_steps steps, since rollout_fragment_length is 'auto'",
-    "net_arch": "training(model={'fcnet_hiddens': [64, 64]})",
-    "norm_obs": "rollouts(observation_filter='MeanStdFilter')",
-    "norm_reward": "rollouts(reward_filter='ReturnStdFilter')",
-    "num_envs": "rollouts(num_envs_per_worker=...)",
-    "policy_kwargs": "training(model={'fcnet_hiddens': [64, 64], ...})",
-    "stats_window_size": "reporting(metrics_num_episodes_for_smoothing=...)",
-    "target_kl": "training(kl_target=...), the target of a penalty (kl_coeff) that adapts; no "
-    "update stops early",
-    "tensorboard_log": "algorithm.learn(total_timesteps, run_dir='runs/mine'): the folder holds "
-    "TensorBoard events",
-    "total_timesteps": "an argument of `algorithm.learn(total_timesteps)`",
-    "use_sde": "not offered: each step has noise of its own",
-    "vec_env_cls": "rollouts(num_envs_per_worker=16, env_processes=16) for SubprocVecEnv, and "
-    "rollouts(num_envs_per_worker=16) for DummyVecEnv",
-    "verbose": "debugging(log_level='INFO')",
-}
+SETTINGS = _ANSWERS["settings"]
 """Settings of Stable-Baselines3, Keras and others that take more words than a row has."""
 
-LEARN_ARGUMENTS: Mapping[str, str] = {
-    "callback": "callbacks=[f]; f(algorithm, result) ends training by returning False",
-    "epochs": "total_timesteps; epochs over each train batch are training(num_sgd_iter=...)",
-    "log_interval": "not needed: each iteration is a row of progress.csv in run_dir",
-    "progress_bar": "progress=True, the default",
-    "reset_num_timesteps": "not needed: earlier steps always count, and config.build() begins anew",
-    "tb_log_name": "run_dir='runs/mine': the folder holds TensorBoard events",
-    "tensorboard_log": "run_dir='runs/mine': the folder holds TensorBoard events",
-    "verbose": "progress=True, the default",
-}
+LEARN_ARGUMENTS = _ANSWERS["learn_arguments"]
 """Arguments of what learns in Stable-Baselines3, by name."""
 
-EVALUATE_ARGUMENTS: Mapping[str, str] = {
-    "deterministic": "explore=False",
-    "n_eval_episodes": "episodes",
-    "num_episodes": "episodes",
-    "render": "`record_video(algorithm, file)`",
-    "return_episode_rewards": "not needed: each return is in hist_stats['episode_reward']",
-}
+EVALUATE_ARGUMENTS = _ANSWERS["evaluate_arguments"]
 """Arguments of what evaluates in Stable-Baselines3 and others, by name."""
 
-PREDICT_ARGUMENTS: Mapping[str, str] = {
-    "deterministic": "explore=False, the default; explore=True samples",
-    "episode_start": "not needed: give the state that the last call returned, and None where an "
-    "episode begins",
-    "observation": "obs, the first argument",
-}
+PREDICT_ARGUMENTS = _ANSWERS["predict_arguments"]
 """Arguments of what acts in Stable-Baselines3, by name."""
 
-METHODS: Mapping[str, str] = {
-    "get_parameters": "Use `get_weights()`.",
-    "get_vec_normalize_env": "Policies keep the statistics: "
-    "`rollouts(observation_filter='MeanStdFilter', reward_filter='ReturnStdFilter')`.",
-    "load_replay_buffer": "Checkpoints have it: `training(store_buffer_in_checkpoints=True)`.",
-    "logger": "Write numbers to `result` in `on_train_result` of a `DefaultCallbacks`: "
-    "`learn(..., run_dir=...)` puts those of `custom_metrics` into its files.",
-    "set_parameters": "Use `set_weights(weights)`.",
-    "get_env": "Workers have the environments: `algorithm.workers.foreach_env(f)`.",
-    "load_weights": "Use `policy.import_model_from_h5(file)`.",
-    "logdir": "An algorithm writes where you say: `learn(..., run_dir=...)` or `save(folder)`.",
-    "num_timesteps": "Read `timesteps_total` in what `train()` returns.",
-    "policy": "Use `get_policy()`.",
-    "save_weights": "Use `policy.to_keras().save_weights(file)`.",
-    "set_env": "Give the environment to the config: `config.environment(env)`.",
-}
+METHODS = _ANSWERS["methods"]
 """Methods of algorithms and policies there that have no row."""
 
 
@@ -197,9 +138,28 @@ def answering(
 
 def missing_attribute(owner: Any, name: str) -> str:
     """Returns the message of an `AttributeError` about a method of another library, or any name."""
-    kind = f"type object {owner.__name__!r}" if isinstance(owner, type) else ""
     hint = f". {_methods()[name]}" if name in _methods() else ""
-    return f"{kind or f'{type(owner).__name__!r} object'} has no attribute {name!r}{hint}"
+    return f"{describe_missing(owner, name)}{hint}"
+
+
+def check_recorded_statistics(view: Any) -> None:
+    """Checks that a loss keeps no statistics in attributes, as RLlib's do.
+
+    Args:
+        view: the `self` of the loss, after its call.
+
+    Raises:
+        ConfigError: if it does: the message names them and says what to write.
+    """
+    unread = [name for name in vars(view) if name.startswith("_mean_")]
+    if not unread:
+        return
+    statement = next(filter(None, (find_required_import(type(view), name) for name in unread)), "")
+    advice = f"; or import the names for ported code, which read RLlib's: {statement}"
+    raise ConfigError(
+        f"{type(view).__name__}.loss keeps {', '.join(unread)} on self, where nothing reads "
+        f"them. Call self.record(kl=...) for statistics{advice if statement else ''}."
+    )
 
 
 def positional_config(algorithm: str, given: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,13 @@ ToTrain = Callable[..., bool] | None
 
 @for_place("policy_mapping_fn")
 def default_policy_mapping(
-    agent_id: Any, episode: Any = None, worker: Any = None, **kwargs: Any
+    agent_id: Hashable, episode: Any = None, worker: Any = None, **kwargs: Any
 ) -> str:
     """Returns `DEFAULT_POLICY_ID`, whatever the agent.
 
     >>> default_policy_mapping("car_1", None, worker=None)
     'default_policy'
     """
-    del agent_id, episode, worker, kwargs
     return DEFAULT_POLICY_ID
 
 
@@ -172,5 +171,4 @@ class _AmongIds:
     ids: frozenset[str]
 
     def __call__(self, policy_id: str, batch: Any = None) -> bool:
-        del batch
         return policy_id in self.ids

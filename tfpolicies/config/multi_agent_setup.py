@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class _Sources:
             )
         return kinds[0] if kinds else None
 
-    def _policy_of(self, agent: Any) -> str:
+    def _policy_of(self, agent: Hashable) -> str:
         try:
             return self.config.policy_mapping_fn(agent, None, worker=None)
         except Exception as error:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, TypeVar
 
-from tfpolicies import ported
 from tfpolicies.config.dialect import (
     ALIASES,
     CONSTANTS,
@@ -23,6 +22,7 @@ from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.config.setting import check, taken, told_of
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, near_matches
+from tfpolicies.extensions import EXTENSIONS, describe_import
 
 logger = logging.getLogger("tfpolicies")
 
@@ -186,9 +186,9 @@ class SectionedConfig:
     def __getitem__(self, key: str) -> Any:
         if key in self._foreign:
             return copied(self._foreign[key])
-        if key in ported.OF_CONFIGS:
+        if self._meant(key) not in self._homes:
             with contextlib.suppress(LookupError):
-                return ported.lookup(self, key)
+                return EXTENSIONS.get_attribute(self, key)
         name = self._name_of(key)
         if name in CONSTANTS:
             return copied(CONSTANTS[name].value)
@@ -228,7 +228,7 @@ class SectionedConfig:
             )
         raise UnknownSettingError(
             f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
-            f"{ported.hint()[1:] if key in ported.OF_CONFIGS else self._hint(name)}"
+            f"{describe_import(self, key)[1:] or self._hint(name)}"
         )
 
     def _hint(self, name: str) -> str:

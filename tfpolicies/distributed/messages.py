@@ -85,7 +85,7 @@ def _take_changes(worker: RolloutWorker) -> Changes:
         if pending:
             taken[policy_id] = {name: each.snapshot() for name, each in pending.items()}
             if not worker.config.update_worker_filter_stats:  # its own statistics are all it has
-                worker.policy_map.handle(policy_id).learning.flush_filters()
+                worker.policy_map.handle(policy_id).driver.learning.flush_filters()
         for each in pending.values():
             each.forget_pending()
     return taken
@@ -94,7 +94,7 @@ def _take_changes(worker: RolloutWorker) -> Changes:
 def _filters(worker: RolloutWorker) -> Changes:
     """Returns the filters of all policies, which stay where they are, in memory or not."""
     handles = ((pid, worker.policy_map.handle(pid)) for pid in worker.policy_map)
-    found = ((pid, {**policy.holding.filters, **own_filter_of(policy)}) for pid, policy in handles)
+    found = ((pid, {**policy.driver.filters, **own_filter_of(policy)}) for pid, policy in handles)
     return {pid: own for pid, own in found if own}
 
 
@@ -109,7 +109,7 @@ def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:
     own = _filters(worker)
     merged = set()
     for policy_id, others in changes.items():
-        held = worker.policy_map.handle(policy_id).holding if policy_id in own else None
+        held = worker.policy_map.handle(policy_id).driver if policy_id in own else None
         if held is None or held.is_frozen:
             continue
         for name, other in others.items():
@@ -134,7 +134,7 @@ def take_filters(worker: RolloutWorker, filters: Changes) -> None:
     for policy_id in filters.keys() & own.keys():
         for name, other in filters[policy_id].items():
             own[policy_id][name].sync(other)
-        worker.policy_map.handle(policy_id).holding.apply_filters()
+        worker.policy_map.handle(policy_id).driver.apply_filters()
 
 
 def play_share(
@@ -180,8 +180,10 @@ def news_of(
 ) -> News:
     """Returns what there is to tell of some policies: to who only samples, what acting needs."""
     policies = {pid: worker.policy_map.handle(pid) for pid in policy_ids}
-    states = {pid: policy.holding.state for pid, policy in policies.items()}
-    given = {pid: policy.holding.acting_weights() for pid, policy in policies.items() if to_sample}
+    states = {pid: policy.driver.state for pid, policy in policies.items()}
+    given = {
+        pid: policy.driver.get_acting_weights() for pid, policy in policies.items() if to_sample
+    }
     parts = {pid: part for pid, part in given.items() if part is not None}
     whole = worker.get_weights([pid for pid in policy_ids if pid not in parts])
     return News(
@@ -201,8 +203,9 @@ def take_news(worker: RolloutWorker, news: News) -> None:
     for policy_id in known:
         policy = worker.policy_map.handle(policy_id)
         policy.global_timestep = news.timesteps[policy_id]
-        if policy_id in news.hyper:
-            policy.holding.state.hyper[...] = news.hyper[policy_id]
+        state = policy.driver.state
+        if state is not None and policy_id in news.hyper:
+            state.hyper[...] = news.hyper[policy_id]
     take_filters(worker, news.filters)
     if news.global_vars is not None:
         worker.set_global_vars(news.global_vars)
@@ -293,7 +296,7 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
 def _draw_anew(worker: RolloutWorker, episodes: int) -> None:
     """Gives a worker other random numbers than those that its seed gave it at first."""
     seeds = np.random.SeedSequence([worker.config.seed, worker.worker_index, episodes])
-    generators = [policy.holding.generator for policy in worker.policy_map.values()]
+    generators = [policy.driver.generator for policy in worker.policy_map.values()]
     drawing = [generator for generator in generators if generator is not None]
     first, *others = seeds.spawn(1 + len(drawing))
     if worker.sampler is not None:

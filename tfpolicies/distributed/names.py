@@ -8,8 +8,8 @@ from typing import Any
 
 from ray import cloudpickle
 
-from tfpolicies import ported
 from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS
 from tfpolicies.models.registry import MODELS
 
@@ -19,7 +19,7 @@ _REGISTERS: dict[str, dict[str, Any]] = {
     "environment": ENVIRONMENTS,
     "model": MODELS,
     "distribution": BOX_DISTRIBUTIONS,
-    "spelling": ported.MODULES,
+    "extension": EXTENSIONS,
 }
 
 

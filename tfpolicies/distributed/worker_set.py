@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 
-from tfpolicies import ported
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
@@ -21,6 +20,7 @@ from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.errors import ConfigError, NotOfferedError
+from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SHARE_OF_TIMEOUT = 0.9  # in which remote workers play, so that their answers arrive in time
 
 
-class WorkerSet:
+class WorkerSet(Extensible):
     """A worker in this process, which learns, and those that sample for it.
 
     With remote workers, the one of this process has no environments and does not sample, unless
@@ -65,6 +65,8 @@ class WorkerSet:
         ConfigError: if there are to be remote workers, but Ray is not installed.
         WorkerError: if remote workers cannot be started.
     """
+
+    _describe_missing = staticmethod(missing_attribute)
 
     def __init__(
         self,
@@ -107,12 +109,6 @@ class WorkerSet:
             if self._remotes is not None:
                 self._remotes.stop()
             raise
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            message = missing_attribute(self, name)
-            return ported.missing(self, name, message, ported.OF_WORKER_SETS)
 
     # -- who there is -------------------------------------------------------------------------
 
@@ -352,7 +348,7 @@ class WorkerSet:
         remote_addition = addition.as_state(messages.acting_state(added))
         remotes = _RemotePolicies(self._remotes, local)
         transaction.add(remotes, remote_addition, before)
-        self._sent[policy_id] = added.holding.version
+        self._sent[policy_id] = added.driver.version
         return added
 
     def _require_sendable(self, arguments: Mapping[str, Any]) -> None:
@@ -478,7 +474,7 @@ class WorkerSet:
 
     def _now(self, policy_id: str) -> Any:
         policies = self._local.policy_map
-        return policies.handle(policy_id).holding.version if policy_id in policies else None
+        return policies.handle(policy_id).driver.version if policy_id in policies else None
 
     def follow(self, leader: RolloutWorker) -> None:
         """Makes the policies of all workers act like those of a worker of another set.
@@ -494,9 +490,9 @@ class WorkerSet:
                 continue
             policy = leader.policy_map.handle(policy_id)
             own: Any = local.policy_map.handle(policy_id)
-            now = policy.holding.version
+            now = policy.driver.version
             if now is None or self._followed.get(policy_id) != now:
-                own.holding.take_over(leader.policy_map[policy_id])
+                own.driver.copy_from(leader.policy_map[policy_id])
                 theirs = messages.own_filter_of(policy)
                 for name, mine in messages.own_filter_of(own).items():
                     mine.sync(theirs[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -181,14 +181,14 @@ class _MultiAgentCheck:
             _require_element(space, seen, f"The observation of agent {agent!r} in `{call}`")
         self._seen |= set(obs)
 
-    def _require_known(self, agent: Any, where: str) -> None:
+    def _require_known(self, agent: Hashable, where: str) -> None:
         if agent == ALL or (self._ids and agent not in self._ids):
             raise EnvError(
                 f"{agent!r} has {where}, but is not among the agents "
                 f"{sorted(self._ids, key=str)}. Correct the id, or name it in `_agent_ids`."
             )
 
-    def _require_space_of(self, agent: Any) -> None:
+    def _require_space_of(self, agent: Hashable) -> None:
         if agent in self._actions:
             return
         spaces_of = (self.env.observation_space_of(agent), self.env.action_space_of(agent))

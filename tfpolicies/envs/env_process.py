@@ -33,7 +33,7 @@ from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
 from tfpolicies.envs.vector import PlainEnvironments, Step
 from tfpolicies.errors import EnvError, show_value
 
-TRACE_SIGNAL: int = getattr(signal, "SIGUSR1", 0)  # 0: on Windows, which has no such processes
+TRACE_SIGNAL = signal.SIGUSR1
 """Makes the process write where it is, also where it hangs in native code."""
 
 

@@ -7,7 +7,6 @@ import copy
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -243,18 +242,13 @@ def check_process_count(num_envs: int, num_processes: int) -> None:
     """Checks that each process has an environment.
 
     Raises:
-        ConfigError: if there are more processes, or the system does not offer what they need.
+        ConfigError: if there are more processes than environments.
     """
     if num_processes > num_envs:
         raise ConfigError(
             f"env_processes={num_processes} is more than num_envs_per_worker={num_envs}, the "
             "environments that are spread over the processes. Set num_envs_per_worker="
             f"{num_processes} for one environment in each, or fewer processes."
-        )
-    if num_processes and sys.platform == "win32":
-        raise ConfigError(
-            f"env_processes={num_processes} needs Linux or macOS. Leave it out; use "
-            "num_rollout_workers for more processes."
         )
 
 
@@ -301,7 +295,6 @@ def _registered(
     if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
 
         def make_vector(index: int) -> VectorEnv:
-            del index
             mode = "vector_entry_point"
             return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
 
@@ -312,7 +305,6 @@ def _registered(
             return _made_by(make_vector, VectorEnvironments(vector))
 
     def make(index: int) -> gym.Env:
-        del index
         return gym.make(name, disable_env_checker=not checked, **arguments)
 
     return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -74,7 +74,7 @@ class MultiAgentEnv(gym.Env):
         same = len(by_agent) == 2 and set(by_agent[0].keys()) == set(by_agent[1].keys())
         return set(by_agent[0].keys()) if same else set()
 
-    def observation_space_of(self, agent_id: Any) -> spaces.Space:
+    def observation_space_of(self, agent_id: Hashable) -> spaces.Space:
         """Returns the observation space of one agent.
 
         Raises:
@@ -82,7 +82,7 @@ class MultiAgentEnv(gym.Env):
         """
         return self._space_of("observation_space", agent_id)
 
-    def action_space_of(self, agent_id: Any) -> spaces.Space:
+    def action_space_of(self, agent_id: Hashable) -> spaces.Space:
         """Returns the action space of one agent.
 
         Raises:
@@ -90,7 +90,7 @@ class MultiAgentEnv(gym.Env):
         """
         return self._space_of("action_space", agent_id)
 
-    def _space_of(self, name: str, agent_id: Any) -> spaces.Space:
+    def _space_of(self, name: str, agent_id: Hashable) -> spaces.Space:
         space: Any = getattr(self, name, None)
         if space is None:
             raise EnvError(

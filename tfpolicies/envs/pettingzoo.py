@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from gymnasium import spaces
@@ -138,7 +138,7 @@ class _PettingZoo(MultiAgentEnv):
         )
         self.action_space = spaces.Dict([(agent, env.action_space(agent)) for agent in agents])
 
-    def _translated(self, agent: Any, space: Any) -> spaces.Space:
+    def _translated(self, agent: Hashable, space: Any) -> spaces.Space:
         if agent not in self._masked:
             return space
         mask = space["action_mask"]

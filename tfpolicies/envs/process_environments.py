@@ -296,7 +296,6 @@ class ProcessEnvironments(Environments):
 
     def _announce(self, process: ChildProcess, index: int) -> None:
         """Notifies the worker of all environments of a process that was started again."""
-        del index
         for i in self._shares[process.number]:
             self._on_made(RemoteEnvironment(self, i), i)
 
@@ -393,12 +392,11 @@ class ProcessEnvironments(Environments):
         except ProcessLostError as lost:
             index, error = self._explain(process, lost, method)
             reason = self._repairs.broke(index, method, error)
-            self._repairs.renewed(index, process, self._start_episodes)
+            self._repairs.renewed(
+                index, process, lambda new: self._ask(new, "reset", None, is_limited=True)
+            )
             broken.update(dict.fromkeys(self._shares[process.number], reason))
             return None
-
-    def _start_episodes(self, process: ChildProcess) -> None:
-        self._ask(process, "reset", None, is_limited=True)
 
     def _ask_each(self, method: str, *args: Any) -> list[Any]:
         """Returns the answers of all processes to a request that does not step.

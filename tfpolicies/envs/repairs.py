@@ -16,6 +16,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -110,45 +111,31 @@ class Watchdog:
         self._closed.set()
 
 
+@dataclass(eq=False)
 class Repairs:
     """Says which environment broke, and makes a new one where that is asked for.
 
-    Args:
+    Attributes:
         make: makes the environment of an index anew; None: what breaks is an error.
         worker_index: of the worker that the environments belong to, for messages.
         watchdog: looks after how long calls take; None: they may take any time.
         limit: times that an environment may break without finishing an episode; None: any number.
         on_made: called with each environment that was made anew, and its index.
         first_index: what messages call the environment of index 0.
-
-    Attributes:
-        make: as given.
-        worker_index: as given.
-        watchdog: as given.
-        limit: as given.
-        on_made: as given.
-        first_index: as given.
         breaks: how many there were, in all environments.
     """
 
-    def __init__(
-        self,
-        make: Callable[[int], Any] | None = None,
-        worker_index: int | None = None,
-        watchdog: Watchdog | None = None,
-        limit: int | None = None,
-        on_made: Callable[[Any, int], None] = lambda env, index: None,
-        first_index: int = 0,
-    ) -> None:
-        self.make = make
-        self.worker_index = worker_index
-        self.on_made = on_made
-        self.watchdog = watchdog
-        self.limit = limit
-        self.first_index = first_index
+    make: Callable[[int], Any] | None = None
+    worker_index: int | None = None
+    watchdog: Watchdog | None = None
+    limit: int | None = None
+    on_made: Callable[[Any, int], None] = lambda env, index: None
+    first_index: int = 0
+
+    def __post_init__(self) -> None:
         self.breaks = self._episodes = 0  # of all environments; only whole episodes count
         self._has_started = False  # whether one of them has been reset
-        self._place = "" if worker_index is None else f" of worker {worker_index}"
+        self._place = "" if self.worker_index is None else f" of worker {self.worker_index}"
         self._times: dict[int, int] = {}  # that one broke since its last whole episode
         self._in_a_row: Counter[int] = Counter()  # likewise, since its last completed step
 

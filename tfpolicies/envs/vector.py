@@ -194,7 +194,6 @@ class SeparateEnvironments(Environments):
 
     def _mended(self, results: Sequence[Any]) -> dict[int, Exception]:
         """Returns which environments say that they broke and have been made anew."""
-        del results
         return {}
 
     def _reset(self, index: int, seed: int | None = None) -> Any:

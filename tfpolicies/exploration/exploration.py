@@ -108,7 +108,6 @@ class Exploration(abc.ABC):
         Returns:
             Their distance; 0 for strategies that leave the weights alone.
         """
-        del clean, perturbed
         return 0.0
 
     def on_episode_start(self) -> None:  # noqa: B027 - most strategies have nothing to do

@@ -128,7 +128,6 @@ class Continuous(ActionLeaf):
         self.normal = ~bounded
 
     def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
-        del part
         low, high = np.where(self.normal, 0, self.low), np.where(self.normal, 0, self.high)
         within = low * (1.0 - noise) + high * noise  # high - low may overflow
         if self.normal.any():

@@ -97,14 +97,12 @@ class Greedy:
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws nothing."""
-        del rng
         return np.zeros((rows, 0), np.float32)
 
     def choose(
         self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
     ) -> tuple[list[tf.Tensor], Any]:
         """Takes the mode."""
-        del noise, params
         return _greedy(distribution), None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import ExportError
+from tfpolicies.export.job import ExportJob
 from tfpolicies.export.layouts.kserve import REPOSITORY, SERVICE_FILE, export_kserve
 from tfpolicies.export.layouts.kubernetes import export_kubernetes
 from tfpolicies.export.layouts.mlserver import export_mlserver
@@ -27,15 +28,19 @@ from tfpolicies.state import PolicyState
 from tfpolicies.system.paths import resolve_path
 
 TF_SERVING = "tf-serving"
-_OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
-    "triton": export_triton,
+_SAVED_MODEL, _ONNX, _LITERT = "saved_model", "onnx", "litert"
+_TRITON, _KSERVE = "triton", "kserve"
+_WRITERS: Mapping[str, Callable[[ExportJob], ExportResult]] = {
+    _SAVED_MODEL: export_saved_model,
+    _ONNX: export_onnx,
+    _LITERT: export_litert,
+    TF_SERVING: export_tf_serving,
+    _TRITON: export_triton,
     "mlserver": export_mlserver,
-    "kserve": export_kserve,
+    _KSERVE: export_kserve,
     "kubernetes": export_kubernetes,
 }
-LAYOUTS = (TF_SERVING, *_OF_ONNX)
-_SAVED_MODEL, _ONNX, _LITERT, _KSERVE = "saved_model", "onnx", "litert", "kserve"
-_TRITON = "triton"
+LAYOUTS = (TF_SERVING, _TRITON, "mlserver", _KSERVE, "kubernetes")
 _VERSIONED = (_SAVED_MODEL, _TRITON)  # the forms whose specs are in folders of versions
 _NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # forms that may share a folder
 
@@ -71,16 +76,9 @@ def export_policy(
             "observations are what a LiteRT file is compared on, but litert is False. Give "
             "litert=True, 'float16' or 'int8', or leave observations out."
         )
-    if form == _LITERT:
-        weights = "float32" if litert is True else str(litert)
-        return export_litert(program, state, export_dir, weights, observations)
-    if form == TF_SERVING:
-        return export_tf_serving(program, state, export_dir)
-    if form == _SAVED_MODEL:
-        return export_saved_model(program, state, export_dir)
-    if form == _ONNX:
-        return export_onnx(program, state, export_dir, opset, page)
-    return _OF_ONNX[form](program, state, export_dir, opset=opset)
+    weights = litert if isinstance(litert, str) else "float32"
+    job = ExportJob(program, state.copy(), export_dir, opset, page, weights, observations)
+    return _WRITERS[form](job)
 
 
 def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
@@ -97,7 +95,7 @@ def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
     if layout not in (None, *LAYOUTS):
         raise ExportError(f"layout must be one of {list(LAYOUTS)}, got {layout!r}.")
     is_onnx = onnx is not None and onnx is not False
-    by_itself = onnx if is_onnx and layout not in _OF_ONNX and not web else None
+    by_itself = onnx if is_onnx and layout in (None, TF_SERVING) and not web else None
     given = {"onnx": by_itself, "layout": layout, "litert": litert, "web": web}
     named = [f"{name}={value!r}" for name, value in given.items() if value]
     if len(named) > 1:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ExportError, MissingPackageError
 from tfpolicies.export.agreement import agreement, checked_observations
+from tfpolicies.export.job import ExportJob
 from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import GREEDY, Serving
 from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import TOLERANCE, Step, by_steps, verify
-from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import native_stderr_without, quiet_conversion
 
@@ -29,27 +25,17 @@ WEIGHTS = ("float32", "float16", "int8")
 _UNSUPPORTED = re.compile("(?:TF Select|Custom) ops: (.+)")
 
 
-def export_litert(
-    program: Program,
-    state: PolicyState,
-    export_dir: str | os.PathLike[str],
-    weights: str = "float32",
-    observations: Any = None,
-) -> ExportResult:
+def export_litert(job: ExportJob) -> ExportResult:
     """Writes `model.tflite` and `policy_spec.json`, verified through LiteRT.
 
     The file has the greedy signature alone, without operations of TensorFlow (Flex). A policy with
     a memory takes and gives one step, `[B, ...]`, and the memory. Files of an earlier export are
-    replaced.
+    replaced. Weights of "float32" are verified to rounding; with "float16" or "int8" the result
+    says by how much outputs differ and how many actions are the same.
 
     Args:
-        program: what the policy shares with its kind.
-        state: what it owns.
-        export_dir: the folder; made if missing.
-        weights: "float32", which is verified to rounding; "float16" or "int8" rounds the weights,
-            and the result says by how much outputs differ and how many actions are the same.
-        observations: a batch `[N, ...]`, nested as the space is, to compare actions on; None for
-            1000 random ones.
+        job: what is exported; its observations are a batch `[N, ...]`, nested as the space is, to
+            compare actions on, or None for 1000 random ones.
 
     Returns:
         The path of `model.tflite` and how well it agrees with the policy.
@@ -57,13 +43,15 @@ def export_litert(
     Raises:
         MissingPackageError: if `ai-edge-litert` is not installed.
         ExportError: if it cannot be converted, which names the operation, or written, or does not
-            do what the policy does; `export_dir` is then as it was.
+            do what the policy does; the folder is then as it was.
         ForkError: if this process was forked after TensorFlow had started.
     """
     _require_litert()
     require_tensorflow()
-    given = None if observations is None else checked_observations(program, observations)
-    target, state = Path(export_dir), state.copy()  # which learning on elsewhere does not change
+    target, program, state, weights = job.target, job.program, job.state, job.weights
+    given = None
+    if job.observations is not None:
+        given = checked_observations(program, job.observations)
     tolerance = TOLERANCE if weights == "float32" else np.inf
     with export_errors("LiteRT", target), staging_folder(target) as staging:
         serving = Serving(program, state, stepwise=True)

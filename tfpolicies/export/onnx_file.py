@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import importlib
 import operator
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ExportError, MissingPackageError
+from tfpolicies.export.job import ExportJob
 from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
 from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, Parity, verify_onnx
-from tfpolicies.export.web import WebPage
-from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET, convert
-from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.ways import OPSETS
@@ -31,38 +28,28 @@ PLAYER_FILE = "play.py"
 _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it stands alone
 
 
-def export_onnx(
-    program: Program,
-    state: PolicyState,
-    export_dir: str | os.PathLike[str],
-    opset: int = OPSET,
-    page: WebPage | None = None,
-) -> ExportResult:
+def export_onnx(job: ExportJob) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 
     Beside them lie `policy_spec.json` and `play.py`, a client that needs NumPy and ONNX Runtime
     only. Files of an earlier export are replaced.
 
     Args:
-        program: what the policy shares with its kind.
-        state: what it owns.
-        export_dir: the folder; made if missing.
-        opset: the version of ONNX's operators.
-        page: also written, for the browser.
+        job: what is exported, and where to.
 
     Returns:
         The path of `model.onnx` and how well both graphs agree with the policy.
 
     Raises:
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
+        ExportError: if it cannot be written or does not do what the policy does; the folder is
             then as it was.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    opset, target = checked_opset(opset), Path(export_dir)
-    with onnx_staging(target, opset) as staging:
-        told = {} if page is None else {"web": page.runtime}
-        parity = write_onnx(staging, program, state.copy(), opset, **told)
+    target, page = job.target, job.page
+    with onnx_staging(job) as staging:
+        entries = {} if page is None else {"web": page.runtime}
+        parity = write_onnx(staging, job, **entries)
         shutil.copyfile(_PLAYER, staging / PLAYER_FILE)
         shown = [] if page is None else page.write(staging)
         place_files(staging, target, [*shown, *ONNX_FILES.values(), PLAYER_FILE, SPEC_FILE])
@@ -74,8 +61,8 @@ def export_onnx(
 
 
 @contextlib.contextmanager
-def onnx_staging(target: Path, opset: int) -> Iterator[Path]:
-    """Gives a folder for what is to be written as ONNX to `target`, if that is possible here.
+def onnx_staging(job: ExportJob) -> Iterator[Path]:
+    """Gives a folder for the ONNX files of a job, if ONNX can be written here.
 
     Raises:
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
@@ -84,56 +71,51 @@ def onnx_staging(target: Path, opset: int) -> Iterator[Path]:
     """
     _require("tf2onnx", "onnx", "onnxruntime")
     require_tensorflow()
-    with export_errors(f"ONNX (opset {opset})", target), staging_folder(target) as staging:
+    what = f"ONNX (opset {job.opset})"
+    with export_errors(what, job.target), staging_folder(job.target) as staging:
         yield staging
 
 
-def write_onnx(
-    folder: Path, program: Program, state: PolicyState, opset: int, **entries: Any
-) -> Parity:
+def write_onnx(folder: Path, job: ExportJob, **entries: Any) -> Parity:
     """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` into a folder, verified.
 
     Args:
         folder: where they go.
-        program: what the policy shares with its kind.
-        state: what it owns; it must not change meanwhile.
-        opset: the version of ONNX's operators.
+        job: what is exported.
         **entries: what else `policy_spec.json` says.
     """
-    serving = Serving(program, state)
+    serving = Serving(job.program, job.state)
     for signature, name in ONNX_FILES.items():
         function = serving.flat_function(signature)
-        content = onnx_model(function, serving.inputs[signature], serving.outputs, opset)
+        content = onnx_model(function, serving.inputs[signature], serving.outputs, job.opset)
         (folder / name).write_bytes(content)
-    parity = verify_onnx(folder, program, state)
-    write_onnx_spec(folder, program, serving, parity, ONNX_FILES, opset, **entries)
+    parity = verify_onnx(folder, job.program, job.state)
+    write_onnx_spec(folder, job, serving, parity, ONNX_FILES, **entries)
     return parity
 
 
 def write_onnx_spec(
     folder: Path,
-    program: Program,
+    job: ExportJob,
     serving: Serving,
     parity: Parity,
     files: Mapping[str, str],
-    opset: int,
     **entries: Any,
 ) -> None:
     """Writes the `policy_spec.json` of ONNX files, with their checksums.
 
     Args:
         folder: where the files are.
-        program: see `write_spec`.
-        serving: likewise.
-        parity: likewise.
+        job: what is exported.
+        serving: gives inputs and outputs.
+        parity: the result of the verification.
         files: the file of each signature.
-        opset: of the files.
         **entries: what else it says.
     """
     sha256 = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in files.values()}
     packages = ("tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime")
-    told = {"artefact": "onnx", "files": files, "sha256": sha256, "opset": opset, **entries}
-    write_spec(folder, program, serving, parity, packages=packages, **told)
+    own = {"artefact": "onnx", "files": files, "sha256": sha256, "opset": job.opset}
+    write_spec(folder, job.program, serving, parity, packages=packages, **own, **entries)
 
 
 def checked_opset(opset: Any) -> int:

@@ -773,22 +773,9 @@ class _Rebuilding:
         """
         if depth > _DEEPEST:
             raise ValueError("is nested too deeply")
-        result, kept, at, end = bytearray(), _KEPT[kind], 0, len(message)
-        external: dict[str, str] = {}
-        while at < end:
-            tag, start = _varint(message, at)
-            field, wire = tag >> 3, tag & 7
-            if tag >= 1 << 32 or not field:  # a reader may cut bits off and see another field
-                raise IndexError
-            if wire == 2:
-                size, start = _varint(message, start)
-                at = start + size
-            else:
-                at = _varint(message, start)[1] if wire == 0 else start + _FIXED_SIZES[wire]
-            content = message[start:at]
-            if at > end:
-                raise IndexError
-            inside = kept.get(field)
+        result, external = bytearray(), dict[str, str]()
+        for field, wire, content in _iterate_fields(message):
+            inside = _KEPT[kind].get(field)
             self._parts_left -= 1
             self._nodes_left -= inside == "node"
             if min(self._parts_left, self._nodes_left) < 0:
@@ -817,21 +804,40 @@ class _Rebuilding:
         return result
 
 
+def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Yields number, wire type and content of each field of a message.
+
+    Raises:
+        LookupError: if it is damaged.
+    """
+    at, end = 0, len(message)
+    while at < end:
+        tag, start = _varint(message, at)
+        field, wire = tag >> 3, tag & 7
+        if tag >= 1 << 32 or not field:  # a reader may cut bits off and see another field
+            raise IndexError
+        if wire == 2:
+            size, start = _varint(message, start)
+            at = start + size
+        else:
+            at = _varint(message, start)[1] if wire == 0 else start + _FIXED_SIZES[wire]
+        if at > end:
+            raise IndexError
+        yield field, wire, message[start:at]
+
+
 def _read_entry(message: memoryview) -> dict[str, str]:
     """Returns the key and value of one of the entries that say where a tensor's numbers are.
 
     Raises:
         LookupError: if it is damaged.
     """
-    texts, at = ["", ""], 0
-    while at < len(message):
-        tag, start = _varint(message, at)
-        size, start = _varint(message, start)
-        at = start + size
-        if tag not in (1 << 3 | 2, 2 << 3 | 2) or at > len(message):
+    texts = ["", ""]
+    for field, wire, content in _iterate_fields(message):
+        if field > len(texts) or wire != 2:
             raise IndexError
-        _require_utf8(message[start:at])
-        texts[(tag >> 3) - 1] = str(message[start:at], "utf-8")
+        _require_utf8(content)
+        texts[field - 1] = str(content, "utf-8")
     return {texts[0]: texts[1]}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
 
+from tfpolicies.export.job import ExportJob
 from tfpolicies.export.result import ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import Serving
 from tfpolicies.export.staging import (
@@ -17,8 +17,6 @@ from tfpolicies.export.staging import (
     staging_folder,
 )
 from tfpolicies.export.verify import verify_saved_model
-from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.paths import has_wildcards
 from tfpolicies.system.quiet import quiet_conversion
@@ -26,35 +24,27 @@ from tfpolicies.system.quiet import quiet_conversion
 Extension = Callable[[Path, Serving], None]
 
 
-def export_saved_model(
-    program: Program,
-    state: PolicyState,
-    export_dir: str | os.PathLike[str],
-    extend: Extension | None = None,
-) -> ExportResult:
-    """Writes `export_dir/<version>/saved_model.pb` and what belongs to it, verified.
+def export_saved_model(job: ExportJob, extend: Extension | None = None) -> ExportResult:
+    """Writes `<folder>/<version>/saved_model.pb` and what belongs to it, verified.
 
     The version is the next free number, starting at 1. Whoever has TensorFlow can load it; its
-    signatures are described in `tfpolicies.export.serving`. Links let `export_dir` itself be
+    signatures are described in `tfpolicies.export.serving`. Links let the folder itself be
     loaded, which is the newest version.
 
     Args:
-        program: what the policy shares with its kind.
-        state: what it owns.
-        export_dir: the folder of all versions; made if missing.
+        job: what is exported; its folder is that of all versions.
         extend: adds files to the version folder before it goes to its place.
 
     Returns:
         The version folder and how well it agrees with the policy.
 
     Raises:
-        ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
+        ExportError: if it cannot be written or does not do what the policy does; the folder is
             then as it was.
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()
-    target = Path(export_dir)
-    state = state.copy()  # which learning on elsewhere does not change
+    target, program, state = job.target, job.program, job.state
     with export_errors("SavedModel", target), staging_folder(target) as staging:
         folder = staging / "1"
         serving = Serving(program, state)

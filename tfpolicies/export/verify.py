@@ -48,6 +48,7 @@ from tfpolicies.models.ports import ACTIONS, NOISE, OBS, SEQ_LENS, InputPorts, V
 from tfpolicies.models.spaces import Leaf, cell_sizes, is_float_box
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.onnx import cpu_session
 from tfpolicies.state import PolicyState
 from tfpolicies.system.paths import link_without_wildcards
 
@@ -130,15 +131,8 @@ def onnx_step(path: Path) -> Step:
     Raises:
         ExportError: if ONNX Runtime cannot load it.
     """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.load_model_format", "ONNX")
     try:
-        session = onnxruntime.InferenceSession(
-            path.read_bytes(), options, providers=["CPUExecutionProvider"]
-        )
+        session = cpu_session(path.read_bytes(), threads=0)
     except Exception as error:
         raise ExportError(f"ONNX Runtime cannot load {path.name}: {error}") from error
     names = [output.name for output in session.get_outputs()]
@@ -296,7 +290,8 @@ class Comparison:
 
         @functools.cache
         def exact() -> Arrays:
-            return self._select_rows(self._exact(inputs, lengths, noise), valid)
+            reference = self._reference(inputs, lengths, noise, self._double().run)
+            return self._select_rows(reference, valid)
 
         self._batches.append((ours, wanted, exact))
         self._compare_all(ours, wanted, noise[valid])
@@ -328,12 +323,6 @@ class Comparison:
         """Returns outputs as rows: those of the steps that count, bool `[B, T]`."""
         found = self._outputs
         return {p.name: outputs[p.name][valid] if p.axes == 2 else outputs[p.name] for p in found}
-
-    def _exact(
-        self, inputs: Sequence[np.ndarray], lengths: np.ndarray, noise: np.ndarray
-    ) -> Arrays:
-        """Returns what `_reference` does, computed in double precision."""
-        return self._reference(inputs, lengths, noise, self._double().run)
 
     def _given(self, inputs: Arrays, count: int, steps: int) -> Arrays:
         """Returns what the artefact gives, in the form that it should have."""

@@ -1,78 +1,20 @@
 """Which operations of TensorFlow a SavedModel of a stranger may have.
 
 A SavedModel is a program, and TensorFlow's operations read and write files, open connections and
-call Python. Those listed here compute from their inputs and from the model's own variables alone.
-What else there is, operations of other libraries included, is refused before anything is loaded.
+call Python. Those of `operations.txt` compute from their inputs and from the model's own variables
+alone. What else there is, operations of other libraries included, is refused before anything is
+loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib import resources
 from typing import Any
 
-_NUMBERS = (
-    "Abs Acos Acosh Add AddN AddV2 All Angle Any ApproximateEqual ArgMax ArgMin Asin Asinh Atan "
-    "Atan2 Atanh BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd BiasAddV1 Bincount BitwiseAnd "
-    "BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj "
-    "Cos Cosh Cross Cumprod Cumsum CumulativeLogsumexp DenseBincount Digamma Div DivNoNan Einsum "
-    "Elu Equal Erf Erfc Erfinv EuclideanNorm Exp Expm1 Floor FloorDiv FloorMod Greater "
-    "GreaterEqual Igamma Igammac Imag Inv Invert IsFinite IsInf IsNan L2Loss LeakyRelu LeftShift "
-    "Less LessEqual Lgamma LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul "
-    "Max Maximum Mean Min Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual Polygamma "
-    "PopulationCount Pow Prod Range Real RealDiv Reciprocal Relu Relu6 RightShift Rint Round Rsqrt "
-    "SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum Select SelectV2 Selu Sigmoid Sign "
-    "Sin Sinh Softmax Softplus Softsign SparseSoftmaxCrossEntropyWithLogits "
-    "SoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Sum Tan Tanh TruncateDiv "
-    "TruncateMod UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum "
-    "Xdivy Xlog1py Xlogy Zeta"
-)
-_SHAPES = (
-    "BatchToSpace BatchToSpaceND Bitcast BroadcastArgs BroadcastTo Concat ConcatOffset ConcatV2 "
-    "Const DeepCopy DepthToSpace Diag DiagPart DynamicPartition DynamicStitch Empty EnsureShape "
-    "ExpandDims Fill Gather GatherNd GatherV2 Identity IdentityN InvertPermutation MatrixBandPart "
-    "MatrixDiag MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 "
-    "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 MirrorPad OneHot OnesLike Pack Pad PadV2 "
-    "ParallelConcat ParallelDynamicStitch Placeholder PlaceholderWithDefault PreventGradient Rank "
-    "Reshape Reverse ReverseSequence ReverseV2 Roll ScatterNd Shape ShapeN Size Slice Snapshot "
-    "SpaceToBatch SpaceToBatchND SpaceToDepth Split SplitV Squeeze StopGradient StridedSlice "
-    "TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate Tile "
-    "TopK TopKV2 Transpose Unique UniqueV2 UniqueWithCounts Unpack UnravelIndex Where ZerosLike"
-)
-_LAYERS = (
-    "AdjustContrastv2 AdjustHue AdjustSaturation AvgPool AvgPool3D BlockLSTM BlockLSTMV2 Cholesky "
-    "Conv Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 CropAndResize "
-    "DepthwiseConv2dNative Dilation2D ExtractImagePatches FusedBatchNorm FusedBatchNormV2 "
-    "FusedBatchNormV3 GRUBlockCell LRN LSTMBlockCell MatrixDeterminant MatrixInverse MatrixSolve "
-    "MatrixTriangularSolve MaxPool MaxPool3D MaxPoolV2 Qr ResizeArea ResizeBicubic ResizeBilinear "
-    "ResizeNearestNeighbor ScaleAndTranslate Svd"
-)
-_CONTROL = (
-    "Assert Case Enter Exit If LoopCond Merge NextIteration NoOp PartitionedCall "
-    "StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile Switch While EmptyTensorList "
-    "TensorListConcatV2 TensorListElementShape TensorListFromTensor TensorListGather "
-    "TensorListGetItem TensorListLength TensorListPopBack TensorListPushBack TensorListReserve "
-    "TensorListResize TensorListScatterV2 TensorListSetItem TensorListStack"
-)
-_CHANCE = (
-    "Multinomial ParameterizedTruncatedNormal RandomGammaGrad RandomPoissonV2 RandomShuffle "
-    "RandomStandardNormal RandomUniform RandomUniformInt RngReadAndSkip RngSkip "
-    "StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt "
-    "StatefulUniformInt StatelessMultinomial StatelessRandomBinomial StatelessRandomGammaV2 "
-    "StatelessRandomGammaV3 StatelessRandomGetAlg StatelessRandomGetKeyCounter "
-    "StatelessRandomGetKeyCounterAlg StatelessRandomNormal StatelessRandomNormalV2 "
-    "StatelessRandomPoisson StatelessRandomUniform StatelessRandomUniformFullInt "
-    "StatelessRandomUniformFullIntV2 StatelessRandomUniformInt StatelessRandomUniformIntV2 "
-    "StatelessRandomUniformV2 StatelessShuffle StatelessTruncatedNormal StatelessTruncatedNormalV2 "
-    "TruncatedNormal"
-)
-_VARIABLES = (
-    "AssignAddVariableOp AssignSubVariableOp AssignVariableOp DisableCopyOnRead ReadVariableOp "
-    "ResourceGather ResourceGatherNd ResourceScatterAdd ResourceScatterUpdate VarHandleOp "
-    "VarIsInitializedOp VariableShape"
-)
-
-KNOWN = frozenset(" ".join((_NUMBERS, _SHAPES, _LAYERS, _CONTROL, _CHANCE, _VARIABLES)).split())
-"""The names of those that may be anywhere."""
+_LISTED = resources.files(__package__).joinpath("operations.txt").read_text("utf-8").splitlines()
+KNOWN = frozenset(name for line in _LISTED if line[:1] != "#" for name in line.split())
+"""The names of those that may be anywhere; `operations.txt` lists them."""
 
 _FILES = "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch StringJoin"
 SAVING = frozenset(_FILES.split())

@@ -107,7 +107,7 @@ def _require_size(extent: Extent, what: str) -> None:
     numbers = sum(map(math.prod, extent.weights))
     weight, output = (max(x, key=math.prod, default=()) for x in extent)
     needed = 4 * max(_COPIES * numbers, _ROWS * math.prod(output))
-    if room is not None and needed > room:
+    if needed > room:
         raise ModelError(
             f"{what} would have {numbers:,} weights, the largest array of them of shape {weight}, "
             f"and a layer that gives {output} numbers for each row. That takes about "

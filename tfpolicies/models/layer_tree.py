@@ -127,7 +127,7 @@ def _is_made_up(layer: keras.layers.Layer) -> bool:
     return bool(re.fullmatch(rf"{snake_case(type(layer).__name__)}(_\d+)?", layer.name))
 
 
-def _children(layer: Any) -> Iterator[tuple[str, Any]]:
+def _children(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
     """Yields the layers in the attributes of a layer, under the keys that Keras gives them."""
     ordered = hasattr(layer, "_operations") or isinstance(layer, keras.Sequential)
     if ordered:

@@ -135,12 +135,7 @@ def model_source(
         ModelError: if it is none of these.
     """
     custom, num_outputs = model_given(config["custom_model"]), dist_class.num_outputs
-
-    def complete(model: keras.Model) -> keras.Model:
-        if has_memory(config):
-            model = _remembering(model, observation_space, dist_class, config, with_value)
-        return _complete(model, observation_space, dist_class, config, with_value=with_value)
-
+    role = _Role(observation_space, dist_class, config, with_value)
     if custom is None:
         how = {"with_value": with_value, "action_leaves": dist_class.leaves}
         return _catalog_source(build_model, observation_space, num_outputs, config, how)
@@ -158,7 +153,7 @@ def model_source(
         if architecture is not None and custom not in _compared and not is_built_from_file():
             require_equal(custom, architecture.build(), ports)
             _compared.add(custom)
-        return _instance_source(custom, architecture, complete, value_key)
+        return _instance_source(custom, architecture, role.complete, value_key)
     if isinstance(custom, keras.Layer):
         raise ModelError(
             f"model must be a keras.Model or a factory of one; got the layer {custom.name!r}. "
@@ -172,7 +167,7 @@ def model_source(
 
         def make_custom() -> keras.Model:
             told = {**arguments, **context}
-            return complete(model_of(custom, observation_space, width, told))
+            return role.complete(model_of(custom, observation_space, width, told))
 
         given = fingerprint([arguments, context.get("model_config")])
         factory_key = ("factory", custom, given, num_outputs, *value_key)
@@ -419,81 +414,77 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _complete(
-    model: keras.Model,
-    observation_space: gym.Space,
-    dist_class: ActionDistribution,
-    config: Mapping[str, Any],
-    *,
-    with_value: bool,
-) -> keras.Model:
-    """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
-    ports = ports_of(model, observation_space, dist_class)
-    outputs = call_with_zeros(model, ports)
-    check_outputs(model, outputs, dist_class.num_outputs, ports)
-    if with_value and value_of(outputs) is None:
-        if ports.memory or ports.views:
-            raise ModelError(
-                f"The model {model.name!r} has a memory or reads previous steps, so it has to "
-                "estimate the values itself: let it return them as 'vf_preds', of shape "
-                f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
-            )
+_SQUASHED = (SquashedGaussian, SquashedDeterministic)
+
+
+class _Role(NamedTuple):
+    """What a model of a user's is to be: the network of a policy, whose value may be needed."""
+
+    observation_space: gym.Space
+    dist_class: ActionDistribution
+    config: Mapping[str, Any]
+    with_value: bool
+
+    def complete(self, model: keras.Model) -> keras.Model:
+        """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
+        if has_memory(self.config):
+            model = self._put_memory_around(model)
+        ports = ports_of(model, self.observation_space, self.dist_class)
+        outputs = call_with_zeros(model, ports)
+        check_outputs(model, outputs, self.dist_class.num_outputs, ports)
+        if self.with_value and value_of(outputs) is None:
+            if ports.memory or ports.views:
+                raise ModelError(
+                    f"The model {model.name!r} has a memory or reads previous steps, so it has to "
+                    "estimate the values itself: let it return them as 'vf_preds', of shape "
+                    f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
+                )
+            require_float32()
+            model = ActorCritic(model, _critic(model.name, self.observation_space, self.config))
+        if any(is_image(leaf.space) for leaf in ports.obs_leaves):
+            _warn_of_rescaling(model)
+        if Categorical in self.dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
+            _warn_of_probabilities(model.name.rstrip("0123456789_"))
+        squashes = any(issubclass(kind, _SQUASHED) for kind in self.dist_class.kinds)
+        if squashes and ends_in_tanh(users_model(model)):
+            warn_of_tanh(model.name.rstrip("0123456789_"))
+        return model
+
+    def _put_memory_around(self, model: keras.Model) -> keras.Model:
+        """Builds a user's model, and puts the memory that the settings ask for around it.
+
+        Raises:
+            ModelError: if it has a memory already, or gives no rows of features.
+        """
         require_float32()
-        model = ActorCritic(model, _critic(model.name, observation_space, config))
-    if any(is_image(leaf.space) for leaf in ports.obs_leaves):
-        _warn_of_rescaling(model)
-    if Categorical in dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
-        _warn_of_probabilities(model.name.rstrip("0123456789_"))
-    if any(map(_squashes, dist_class.kinds)) and ends_in_tanh(users_model(model)):
-        warn_of_tanh(model.name.rstrip("0123456789_"))
-    return model
-
-
-def _squashes(kind: type) -> bool:
-    return issubclass(kind, SquashedGaussian | SquashedDeterministic)
+        ports = ports_of(model, self.observation_space, self.dist_class)
+        if ports.memory:
+            raise ModelError(
+                f"The model {model.name!r} already has a memory. Leave use_lstm, use_gru and "
+                "use_attention False; or give a model without inputs state_in_0, ..."
+            )
+        tried = zeros(ports)
+        features = _dist_inputs_of(call_with_zeros(model, ports))
+        shape: tuple[int, ...] = tuple(getattr(features, "shape", ()))
+        if len(shape) != 2 or shape[0] != ZERO_ROWS:
+            raise ModelError(
+                f"The model {model.name!r} must give features of shape [B, n] to the memory around "
+                "it, as its only output, the first of a pair, or 'action_dist_inputs' of a dict; "
+                f"got {shape} for {ZERO_ROWS} rows. Flatten them."
+            )
+        return build_remembering(
+            model,
+            functools.partial(call_actor, model),
+            {name: array.shape[1:] for name, array in tried.items()},
+            self.dist_class.num_outputs,
+            self.config,
+            with_value=self.with_value,
+            action_leaves=self.dist_class.leaves,
+        )
 
 
 def _width_of_memory(config: Mapping[str, Any]) -> int:
     return int(config["attention_dim" if config["use_attention"] else "lstm_cell_size"])
-
-
-def _remembering(
-    model: keras.Model,
-    observation_space: gym.Space,
-    dist_class: ActionDistribution,
-    config: Mapping[str, Any],
-    with_value: bool,
-) -> keras.Model:
-    """Builds a user's model, and puts the memory that the settings ask for around it.
-
-    Raises:
-        ModelError: if it has a memory already, or gives no rows of features.
-    """
-    require_float32()
-    ports = ports_of(model, observation_space, dist_class)
-    if ports.memory:
-        raise ModelError(
-            f"The model {model.name!r} already has a memory. Leave use_lstm, use_gru and "
-            "use_attention False; or give a model without inputs state_in_0, ..."
-        )
-    tried = zeros(ports)
-    features = _dist_inputs_of(call_with_zeros(model, ports))
-    shape: tuple[int, ...] = tuple(getattr(features, "shape", ()))
-    if len(shape) != 2 or shape[0] != ZERO_ROWS:
-        raise ModelError(
-            f"The model {model.name!r} must give features of shape [B, n] to the memory around it, "
-            f"as its only output, the first of a pair, or 'action_dist_inputs' of a dict; got "
-            f"{shape} for {ZERO_ROWS} rows. Flatten them."
-        )
-    return build_remembering(
-        model,
-        functools.partial(call_actor, model),
-        {name: array.shape[1:] for name, array in tried.items()},
-        dist_class.num_outputs,
-        config,
-        with_value=with_value,
-        action_leaves=dist_class.leaves,
-    )
 
 
 def users_model(model: keras.Model) -> keras.Model:

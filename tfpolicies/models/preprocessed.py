@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import ObservationError
@@ -95,7 +96,7 @@ def _leaf(leaf: Leaf, part: np.ndarray) -> np.ndarray:
     return np.stack(cells, axis=1).reshape(-1, *leaf.shape) + np.asarray(space.start, np.int64)
 
 
-def _chosen(cell: np.ndarray, space: Any, name: str) -> np.ndarray:
+def _chosen(cell: np.ndarray, space: gym.Space, name: str) -> np.ndarray:
     """Returns which column of each one-hot row is 1, int64 `[B]`."""
     is_one_hot = ((cell == 0) | (cell == 1)).all(axis=1) & (cell.sum(axis=1) == 1)
     if not is_one_hot.all():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
@@ -47,6 +48,6 @@ def _one_hot(leaf: Leaf, counted: tf.Tensor) -> tf.Tensor:
     return tf.concat(parts, axis=-1)
 
 
-def is_image(space: Any) -> bool:
+def is_image(space: gym.Space) -> bool:
     """Whether `space` is a Box of uint8 of rank 3, whose values are divided by 255."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3

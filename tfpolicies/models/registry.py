@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfpolicies import ported
 from tfpolicies.errors import ModelSettingError
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.registers import Register
 
 MODELS = Register("A model", ModelSettingError)
@@ -36,8 +36,8 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
 def model_given(custom_model: Any) -> Any:
     """Returns what a setting `custom_model` stands for.
 
-    That is what is registered under a name, with a class that ported code gives as the factory of
-    its models; or what was given.
+    That is what is registered under a name, or what was given; an extension may make a factory of
+    it.
     """
     found = MODELS.find(custom_model)
-    return ported.factory_of(custom_model if found is None else found)
+    return EXTENSIONS.make_model_factory(custom_model if found is None else found)

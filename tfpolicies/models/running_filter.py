@@ -20,12 +20,12 @@ import abc
 import copy
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.errors import ObservationError, WeightsError
+from tfpolicies.extensions import Extensible
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.rules import one_of
 
@@ -60,7 +60,7 @@ class Scaling(NamedTuple):
         return cls(*arrays)
 
 
-class RunningFilter(abc.ABC):
+class RunningFilter(Extensible, abc.ABC):
     """Frozen and pending statistics of several quantities: what all filters share.
 
     Several threads may use one filter. Copies, pickled ones too, are independent.
@@ -74,13 +74,6 @@ class RunningFilter(abc.ABC):
         self._frozen = [RunningStat(shape) for shape in shapes]
         self._pending = [RunningStat(shape) for shape in shapes]
         self._refresh()
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Asks what only ported code calls."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            return ported.missing(self, name, message, ported.OF_FILTERS)
 
     @property
     def statistics(self) -> tuple[RunningStat, ...]:

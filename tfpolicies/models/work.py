@@ -227,7 +227,9 @@ class _Meter:
         outputs = keras.KerasTensor((rows, steps, *output.shape[1:]), output.dtype)
         return done * steps + Work(numbers=_count(x.shape) + _count(outputs.shape)), outputs
 
-    def _measure_layer(self, layer: Any, tensors: Sequence[Any], outputs: Any) -> Work:
+    def _measure_layer(
+        self, layer: keras.layers.Layer, tensors: Sequence[Any], outputs: Any
+    ) -> Work:
         inputs = [tuple(x.shape) for x in tensors]
         given = [tuple(x.shape) for x in _get_tensors(outputs)]
         numbers = sum(map(_count, given))
@@ -240,12 +242,14 @@ class _Meter:
             work += self._measure_other(layer, inputs, given)
         return work + _activate(layer, numbers) + _regularize_outputs(layer, given)
 
-    def _measure_other(self, layer: Any, inputs: Sequence[Shape], given: Sequence[Shape]) -> Work:
+    def _measure_other(
+        self, layer: keras.layers.Layer, inputs: Sequence[Shape], given: Sequence[Shape]
+    ) -> Work:
         positions = max((_count(shape[:-1]) for shape in [*inputs[:1], *given]), default=1)
         work = Work(operations=positions * _count_weights(layer))
         return work + self._measure_inner_models(layer)
 
-    def _measure_inner_models(self, layer: Any) -> Work:
+    def _measure_inner_models(self, layer: keras.layers.Layer) -> Work:
         """Measures the models inside a custom layer, with the inputs that they declare."""
         work = Work()
         for part in getattr(layer, "layers", []):
@@ -283,7 +287,7 @@ def _fit_to_inputs(model: Any, inputs: Any) -> list[Any]:
 # Layers -------------------------------------------------------------------------------------------
 
 
-def _count_weights(layer: Any) -> int:
+def _count_weights(layer: keras.layers.Layer) -> int:
     return sum(_count(weight.shape) for weight in getattr(layer, "weights", []))
 
 
@@ -296,26 +300,25 @@ _ACTIVATIONS = {
 }
 
 
-def _activate(layer: Any, numbers: int) -> Work:
+def _activate(layer: keras.layers.Layer, numbers: int) -> Work:
     """Measures what a layer's activation takes beyond the time of a simple one."""
     name = getattr(getattr(layer, "activation", None), "__name__", "")
     elements, held = _ACTIVATIONS.get(name, (0, 0))
     return Work(operations=_ELEMENT * elements * numbers, numbers=held * numbers)
 
 
-def _measure_dense(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del inputs
+def _measure_dense(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
     return Work(operations=_count(outputs[0][:-1]) * _count_weights(layer))
 
 
-def _get_channels(layer: Any, shape: Shape) -> tuple[int, Shape]:
+def _get_channels(layer: keras.layers.Layer, shape: Shape) -> tuple[int, Shape]:
     """Returns the channels and the sizes in space of a batch of images or sequences."""
     if layer.data_format == "channels_first":
         return shape[1], shape[2:]
     return shape[-1], shape[1:-1]
 
 
-def _count_padded(layer: Any, shape: Shape) -> int:
+def _count_padded(layer: keras.layers.Layer, shape: Shape) -> int:
     """Returns how many numbers an input has when it is padded for a dilated kernel; else 0."""
     if max(layer.dilation_rate) == 1:
         return 0
@@ -324,7 +327,9 @@ def _count_padded(layer: Any, shape: Shape) -> int:
     return shape[0] * channels * _count(n + (kernel - 1) * d for n, kernel, d in windows)
 
 
-def _measure_convolution(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_convolution(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     positions = _count(outputs[0]) // layer.filters
     return Work(
         operations=positions * _count(layer.kernel.shape),
@@ -332,8 +337,9 @@ def _measure_convolution(layer: Any, inputs: list[Shape], outputs: list[Shape]) 
     )
 
 
-def _measure_transposed(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del outputs
+def _measure_transposed(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     channels, _ = _get_channels(layer, inputs[0])
     return Work(
         operations=_count(inputs[0]) // max(1, channels) * _count(layer.kernel.shape),
@@ -341,7 +347,9 @@ def _measure_transposed(layer: Any, inputs: list[Shape], outputs: list[Shape]) -
     )
 
 
-def _measure_depthwise(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_depthwise(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     between, numbers, pointwise = _count(outputs[0]), 0, 0
     if hasattr(layer, "pointwise_kernel"):
         positions = between // layer.filters
@@ -353,12 +361,13 @@ def _measure_depthwise(layer: Any, inputs: list[Shape], outputs: list[Shape]) ->
     )
 
 
-def _measure_pooling(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del inputs
+def _measure_pooling(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
     return Work(operations=_SLOW * _count(outputs[0]) * _count(layer.pool_size))
 
 
-def _measure_dot_attention(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_dot_attention(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     """Scores of each query and key; added up or concatenated, each has as many as a query."""
     query, value = inputs[0], inputs[1]
     key = inputs[2] if len(inputs) > 2 else value
@@ -371,7 +380,9 @@ def _measure_dot_attention(layer: Any, inputs: list[Shape], outputs: list[Shape]
     return Work(operations=scores * width, numbers=4 * scores)
 
 
-def _measure_attention_heads(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_attention_heads(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     query, value = inputs[0], inputs[1]
     config = layer.get_config()
     heads = config.get("num_heads") or config.get("num_query_heads")
@@ -387,8 +398,9 @@ def _measure_attention_heads(layer: Any, inputs: list[Shape], outputs: list[Shap
     )
 
 
-def _measure_recurrent(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del outputs
+def _measure_recurrent(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     steps, cells = int(inputs[0][1]), getattr(layer.cell, "cells", [layer.cell])
     state = sum(_count(shape) for shape in _get_state_shapes(layer, inputs[0]))
     positions = inputs[0][0]
@@ -399,7 +411,7 @@ def _measure_recurrent(layer: Any, inputs: list[Shape], outputs: list[Shape]) ->
     return Work(calls=steps * len(cells), operations=steps * once, numbers=numbers)
 
 
-def _get_state_shapes(layer: Any, shape: Shape) -> list[Shape]:
+def _get_state_shapes(layer: keras.layers.Layer, shape: Shape) -> list[Shape]:
     """Returns the shapes of a recurrent layer's states, after two rows."""
     if isinstance(layer, _CONVOLUTIONAL_RNNS):
         state = layer.cell.compute_output_shape((shape[0], *shape[2:]))
@@ -408,22 +420,24 @@ def _get_state_shapes(layer: Any, shape: Shape) -> list[Shape]:
     return [(shape[0], int(size)) for size in sizes]
 
 
-def _measure_both_ways(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_both_ways(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     forward, backward = layer.forward_layer, layer.backward_layer
     return _measure_recurrent(forward, inputs, outputs) + _measure_recurrent(
         backward, inputs, outputs
     )
 
 
-def _measure_categories(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    del outputs
+def _measure_categories(
+    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
+) -> Work:
     numbers = _count(inputs[0]) * int(layer.num_tokens)
     return Work(operations=_ELEMENT * numbers, numbers=numbers)
 
 
-def _measure_noise(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_noise(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
     """Noise of a shape of its own is multiplied with the input, each along the other."""
-    del outputs
     sizes = getattr(layer, "noise_shape", None) or ()
     numbers = math.prod(
         max(int(own or 1), int(size)) for own, size in zip(sizes, inputs[0], strict=False)
@@ -431,12 +445,12 @@ def _measure_noise(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Wor
     return Work(operations=2 * _ELEMENT * numbers, numbers=2 * numbers)
 
 
-def _measure_resizing(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_resizing(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
     numbers = _count(map(max, zip(inputs[0], outputs[0], strict=False)))
     return Work(operations=4 * _ELEMENT * numbers, numbers=numbers)
 
 
-def _measure_dot(layer: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_dot(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
     axes = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
     numbers = sum(map(_count, inputs))
     return Work(operations=_count(outputs[0]) * int(inputs[0][axes]), numbers=numbers)
@@ -526,7 +540,7 @@ def _measure_weights(model: Any) -> Work:
     return work
 
 
-def _regularize_outputs(layer: Any, outputs: list[Shape]) -> Work:
+def _regularize_outputs(layer: keras.layers.Layer, outputs: list[Shape]) -> Work:
     regularizer = getattr(layer, "activity_regularizer", None)
     return functools.reduce(
         Work.__add__, (_regularize(regularizer, shape) for shape in outputs), Work()

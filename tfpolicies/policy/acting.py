@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.exploration.exploration import checked_array
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
 from tfpolicies.models.ports import PREVIOUS, View
 from tfpolicies.models.preprocessed import turned_back
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
+from tfpolicies.policy.driver import Acting, SingleAction
 from tfpolicies.policy.input_check import InputCheck
+from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_memory
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.inference import RUNTIMES
-from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
 
@@ -37,49 +39,37 @@ class MemoryCountError(UsageError):
     """A policy with a memory was given none, or one of another number of arrays."""
 
 
-class ProgramActing:
-    """Runs the act function of a Program for one policy; see `parts.Acting`.
+class CompiledActing(Acting):
+    """Runs the act function of a Program for one policy.
 
     Args:
-        program: what the policy shares with its kind.
-        state: what it owns.
-        exploration: its exploration.
-        config: its settings; "auto" inference is resolved in it on first use.
-        left_out: outputs of the model that are no columns of batches.
-        starts_alike: whether all episodes begin with the same memory.
+        policy: whose state acts; "auto" inference is resolved in its config on first use.
     """
 
-    asks_for_episodes = False
+    reads_episodes = False
+    has_own_single_action = False
+    """Whether the policy has a `compute_single_action` of its own."""
 
-    def __init__(
-        self,
-        program: Program,
-        state: PolicyState,
-        exploration: Any,
-        config: dict[str, Any],
-        *,
-        left_out: Collection[str] = (),
-        starts_alike: bool = True,
-    ) -> None:
-        self.program = program
-        self.state = state
-        self.exploration = exploration
-        self.config = config
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy)
+        self.program = program = policy.program
+        self.state = policy._state
+        self.exploration: Any = policy.exploration
+        self.config = policy.config
         self._no_params = np.zeros(0, np.float32)
         # What is asked in every step is looked up once.
         ports = program.ports
-        self._obs_leaves = ports.obs_leaves
-        self._reads_obs_only = not ports.views and not ports.is_recurrent
+        self.obs_leaves = ports.obs_leaves
+        self.reads_obs_only = not ports.views and not ports.is_recurrent
         transform = program.spec.explorer
         self._num_params, self._noise_size = transform.num_params, transform.noise_size
-        self.only_kind: NoiseKind | None = exploration.only_kind
-        self.follows_episodes: bool = exploration.needs_complete_episodes
-        self.starts_alike = starts_alike
-        self.views = self.given = ports.views
+        self.only_kind: NoiseKind | None = self.exploration.only_kind
+        self.resets_per_episode = self.exploration.needs_complete_episodes
+        self.views = ports.views
         layout = program.act_layout
         self._action_names = [port.name for port in layout.actions]
         self._state_names = [port.name for port in layout.states]
-        self._extra_names = [x.name for x in layout.extras if x.name not in left_out]
+        self._extra_names = [x.name for x in layout.extras if x.name not in policy._acting_only]
         self._action_space = program.spec.action_space
         self._is_flat = len(layout.actions) == 1 and not layout.actions[0].path
         self._first_extra = len(layout.actions) + len(layout.states)
@@ -89,12 +79,22 @@ class ProgramActing:
         further = (*ports.seen, *ports.states)
         self._check = InputCheck(spec.observation_space, spec.action_space, further).check
         self._disturbed: tuple[int, PolicyState] | None = None
-        self._known: tuple[Any, Any] = (None, None)  # the last outputs, and what `columns_of` gave
+        self._last: tuple[Any, Any] = (None, None)  # the last outputs, and their columns
 
     @property
-    def shared(self) -> ProgramActing:
-        """What can act in one call with others of its kind: this."""
+    def stackable(self) -> CompiledActing:
+        """What can act in one call with others of its Program: this."""
         return self
+
+    @property
+    def input_views(self) -> Sequence[View]:
+        """The views that `act` is to be given: those that the model reads."""
+        return self.views
+
+    @property
+    def has_fixed_initial_state(self) -> bool:
+        """Whether all episodes begin with the same memory."""
+        return "get_initial_state" not in self.policy._overridden
 
     @functools.cached_property
     def runner(self) -> Actor:
@@ -141,31 +141,107 @@ class ProgramActing:
             state, noise, params = self.drawn(len(inputs[0]), explore, timestep)
             return runner.run(state, inputs, noise, params)
 
-    def columns(
+    def act(
         self,
         obs: Sequence[np.ndarray],
-        seen: Sequence[np.ndarray] = (),
+        views: Sequence[np.ndarray] = (),
         states: Sequence[np.ndarray] = (),
         *,
         explore: bool | None = None,
         infos: Sequence[Any] | None = None,
         episodes: Sequence[Any] | None = None,
     ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Acts for a sampler; see `parts.Acting.columns`. Infos and episodes are not read."""
+        """Acts for a sampler; see `Acting.act`. Infos and episodes are not read."""
         explore = self.config["explore"] if explore is None else explore
-        inputs = [*obs, *seen, *states] if seen or states else obs
-        out = self.run(inputs, explore)
-        known, found = self._known
-        if known is not out:
-            found = self.columns_of(out)
-            self._known = out, found
-        return found
+        inputs = [*obs, *views, *states] if views or states else obs
+        outputs = self.run(inputs, explore)
+        last, result = self._last
+        if last is not outputs:
+            result = self.columns_of(outputs)
+            self._last = outputs, result
+        return result
+
+    def act_single(
+        self,
+        obs: Any,
+        state: Any = None,
+        *,
+        unsquash: bool | None = None,
+        clip: bool | None = None,
+        **arguments: Any,
+    ) -> SingleAction:
+        """Acts on one observation; see `Acting.act_single`."""
+        if self.has_own_single_action:
+            return super().act_single(obs, state, unsquash=unsquash, clip=clip, **arguments)
+        try:
+            outputs, explore = self.run_single(obs, state, **arguments)
+        except MemoryCountError:  # the policy's method takes memories of ported code, too
+            return super().act_single(obs, state, unsquash=unsquash, clip=clip, **arguments)
+        env_actions = outputs.env_actions
+        if unsquash is not None or clip is not None:
+            env_actions = self.to_env(outputs.actions, unsquash=unsquash, clip=clip)
+        rows = [x[0].copy() for x in env_actions]
+        env_action = rows[0] if self._is_flat else nest(self._action_space, rows)
+        _, states, extras = self.first_row(outputs, explore=explore)
+        return SingleAction(env_action, states, extras)
+
+    def run_single(
+        self,
+        obs: Any,
+        state: Any = None,
+        *,
+        prev_action: Any = None,
+        prev_reward: Any = None,
+        info: Any = None,
+        input_dict: Mapping[str, Any] | None = None,
+        episode: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[ActOutputs, bool]:
+        """Acts on one observation; see `Policy.compute_single_action` for the arguments.
+
+        Returns:
+            Arrays `[1, ...]` that are valid until the next call, and whether it explored.
+
+        Raises:
+            MemoryCountError: for a memory of another number of arrays than the policy's.
+        """
+        del info, episode, kwargs
+        if input_dict is None and self.reads_obs_only and state is None and obs is not None:
+            is_array = isinstance(obs, np.ndarray)
+            inputs = self.inputs_to_act_on(obs[None] if is_array else with_batch_axis(obs))
+        else:
+            row = input_dict or make_row(obs, state, prev_action, prev_reward)
+            batch = add_batch_axis(row)
+            previous = batch.get("prev_actions"), batch.get("prev_rewards")
+            inputs = self.inputs_to_act_on(batch["obs"], read_memory(batch), *previous, batch)
+        explore = self.config["explore"] if explore is None else explore
+        return self.run(inputs, explore, timestep), explore
+
+    def predict(self, obs: Any, *, batched: bool, explore: bool | None) -> Any:
+        """Returns actions for the environment, as arrays of the caller's own.
+
+        For policies that read the observation alone (`reads_obs_only`).
+
+        Args:
+            obs: one observation, or a batch `[B, ...]`.
+            batched: which of both it is.
+            explore: sample or be greedy; None takes `config["explore"]`.
+        """
+        rows = obs if batched else with_batch_axis(obs)
+        inputs = batch_leaves(self.obs_leaves, rows, "obs")
+        if self.config["check_inputs"]:
+            self._check(inputs)
+        outputs = self.run(inputs, self.config["explore"] if explore is None else explore)
+        actions = [x.copy() if batched else x[0].copy() for x in outputs.env_actions]
+        return actions[0] if self._is_flat else nest(self._action_space, actions)
 
     @contextlib.contextmanager
-    def ahead(self, rows: int) -> Iterator[None]:
-        """Draws the noise of calls for `rows` rows in all in one go; see `parts.Acting.ahead`."""
+    def prefetch_noise(self, rows: int) -> Iterator[None]:
+        """Draws the noise of calls for `rows` rows in one go; see `Acting.prefetch_noise`."""
         state, kind, size = self.state, self.only_kind, self._noise_size
-        if kind is not None and self.config["explore"] and not self.follows_episodes:
+        if kind is not None and self.config["explore"] and not self.resets_per_episode:
             with state.lock:
                 state.settle()
                 state.ahead = NoiseAhead(kind, state.rng, min(rows, _MOST_AHEAD // size), size)
@@ -175,7 +251,7 @@ class ProgramActing:
             state.settle()
 
     def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
-        """Returns the outputs of acting as `columns` does."""
+        """Returns the outputs of acting as `act` does."""
         columns = dict(zip(self._action_names, out.actions, strict=True))
         columns["action_logp"] = out.logp
         columns["action_dist_inputs"] = out.dist_inputs
@@ -187,8 +263,8 @@ class ProgramActing:
             columns[name] = out.extras[name]
         return nest(self._action_space, out.env_actions), columns
 
-    def next_episode(self) -> None:
-        """Tells the exploration that an episode ended and the next one begins."""
+    def start_episode(self) -> None:
+        """Has the exploration note that an episode ended and the next one begins."""
         self.exploration.on_episode_end()
         self.exploration.on_episode_start()
 
@@ -209,6 +285,15 @@ class ProgramActing:
         if not explore:
             found[self._first_extra][...], found[self._first_extra + 1][...] = 0.0, 1.0
         return found
+
+    def first_row(self, outputs: ActOutputs, *, explore: bool) -> ActionBatch:
+        """Returns the first row of what acting gave, as arrays of the caller's own.
+
+        Args:
+            outputs: arrays `[1, ...]`.
+            explore: whether the action was sampled; else its log-probability is 0.
+        """
+        return self.batch([x[0] for x in self.arrays(outputs, explore=explore, own=False)])
 
     def batch(self, arrays: Sequence[np.ndarray]) -> ActionBatch:
         """Returns the `ActionBatch` of N rows.
@@ -267,7 +352,7 @@ class ProgramActing:
             noise = np.empty((rows, self._noise_size), np.float32)
             kind.draw(state.rng, noise)
             kind.finish(noise)
-        if self.follows_episodes:
+        if self.resets_per_episode:
             state = self._disturbed_state()
         return state, noise, params
 
@@ -321,11 +406,11 @@ class ProgramActing:
             ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
                 `check_inputs=False`.
         """
-        if self._reads_obs_only and state_batches is None:
+        if self.reads_obs_only and state_batches is None:
             try:
-                inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+                inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
             except ObservationError as error:
-                inputs = turned_back(self._obs_leaves, obs_batch, error)
+                inputs = turned_back(self.obs_leaves, obs_batch, error)
         else:
             inputs = self.checked_inputs(
                 obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
@@ -352,9 +437,9 @@ class ProgramActing:
         """
         ports = self.program.ports
         try:
-            inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+            inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
         except ObservationError as error:
-            inputs = turned_back(self._obs_leaves, obs_batch, error)
+            inputs = turned_back(self.obs_leaves, obs_batch, error)
         if ports.views:
             arguments = dict(zip(PREVIOUS, (prev_action_batch, prev_reward_batch), strict=True))
             inputs = inputs + self._seen({**(views or {}), **arguments})

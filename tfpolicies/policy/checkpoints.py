@@ -32,7 +32,7 @@ from tfpolicies.marks import fits
 from tfpolicies.models.catalog import RememberingModel
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.work import limit_work
-from tfpolicies.policy.by_methods import FILTERS
+from tfpolicies.policy.driver import FILTERS
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
@@ -100,7 +100,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
         "config": encode_config(_without_environment(policy.config), _built_model(policy)),
-        "automatic": sorted(policy.holding.automatic),
+        "automatic": sorted(policy.driver.auto_settings),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "finite": _first_bad(arrays) is None,
@@ -138,14 +138,14 @@ def is_finite_state(state: Mapping[str, Any]) -> bool:
 
 def set_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
     """Sets a state that was stored; whether it is finite was asked before."""
-    with policy.holding.accepting_non_finite():
+    with policy.driver.allow_non_finite():
         policy.set_state(state)
 
 
 def check_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
     """Checks what `set_stored_state` would set."""
-    with policy.holding.accepting_non_finite():
-        policy.holding.check(state)
+    with policy.driver.allow_non_finite():
+        policy.driver.check_state(state)
 
 
 def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _asks_for_gpu(policy: Any) -> bool:
     """Whether a policy learns on a GPU where there is one."""
-    return policy.holding.program is not None and bool(policy.config["num_gpus"])
+    return policy.driver.program is not None and bool(policy.config["num_gpus"])
 
 
 def _warn_of_other_device(stored: str | None, policy: Any) -> None:
@@ -190,7 +190,7 @@ def _warn_of_other_device(stored: str | None, policy: Any) -> None:
 
 def _fingerprint(policy: Any) -> str | None:
     """Returns what says whether states fit a policy; None for policies written by hand."""
-    program = policy.holding.program
+    program = policy.driver.program
     return None if program is None else program_fingerprint(program.spec, program.layout.slots)
 
 
@@ -231,7 +231,7 @@ def policy_of_record(
 def _built_model(policy: Any) -> keras.Model | None:
     """Returns the model that a factory made for a policy; None where no factory did."""
     custom = policy.config.get("model", {}).get("custom_model")
-    program = policy.holding.program
+    program = policy.driver.program
     if custom is None or program is None:
         return None
     model = program.functions.network.model
@@ -413,7 +413,7 @@ def with_configured_hyperparameters(
         stored: the config of the policy that the state is from.
         overrides: settings that the user named: their values hold even where both configs agree.
     """
-    if policy.holding.program is None:
+    if policy.driver.program is None:
         return dict(state)
     spec, config, named = policy.program.spec, policy.config, overrides or {}
 

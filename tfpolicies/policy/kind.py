@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.idioms import check_recorded_statistics
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
@@ -23,6 +24,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.program.acting_view import distribution_of
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import static_settings
+from tfpolicies.program.view import TrainBatch
 
 
 class PolicyKind(Policy):
@@ -62,7 +64,7 @@ class PolicyKind(Policy):
         """How many rows behind a row `postprocess_fragments` reads; so many wait for the next."""
         return 0
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
         A class with several networks or optimizers returns a list, see `optimizer`. Any of them
@@ -93,15 +95,18 @@ class PolicyKind(Policy):
         found = {name: tf.convert_to_tensor(value) for name, value in values.items()}
         self.recorded.update(found)
 
-    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
+    def stats_fn(self, train_batch: TrainBatch) -> dict[str, tf.Tensor]:
         """Returns statistics of a minibatch as scalar tensors; names go to `learner_stats`.
 
         By default they are what `loss` recorded.
         """
         recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
-        return {**recorded, **ported.statistics(self, train_batch)}
+        read = EXTENSIONS.read_statistics(self, train_batch)
+        if read is None:
+            check_recorded_statistics(self)
+        return {**recorded, **(read or {})}
 
-    def grad_stats_fn(self, train_batch: Any, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
+    def grad_stats_fn(self, train_batch: TrainBatch, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Returns statistics of the gradients as scalar tensors."""
         del train_batch, grads
         return {}
@@ -355,7 +360,7 @@ class PolicyKind(Policy):
     def __getattr__(self, name: str) -> Any:
         if self.__dict__.get("_is_view"):
             with contextlib.suppress(LookupError):
-                return ported.lookup(self, name)
+                return EXTENSIONS.get_attribute(self, name)
             cls = type(self).__name__
             raise PolicyOwnedError(
                 f"traced code of {cls} read self.{name}, which belongs to one policy while the "

@@ -8,12 +8,11 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
@@ -31,6 +30,7 @@ from tfpolicies.connectors.pipelines import (
     tell_left_out,
 )
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
+from tfpolicies.extensions import Extensible
 from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.preprocessed import preprocess_batch
@@ -43,11 +43,14 @@ from tfpolicies.models.spaces import (
     space_key,
     space_struct,
 )
-from tfpolicies.policy import by_methods, parts
+from tfpolicies.policy import overrides
+from tfpolicies.policy.driver import PolicyDriver
 from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_memory
 from tfpolicies.policy.policy_views import PolicyViews
 from tfpolicies.policy.prediction import predict
-from tfpolicies.policy.session import Session
+from tfpolicies.policy.recurrent_state import flatten_memory
+from tfpolicies.policy.session import PolicySession
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
@@ -62,7 +65,7 @@ class ActionBatch(NamedTuple):
 
 
 @for_place("policy_class")
-class Policy(metaclass=ported.AskedByPorted):
+class Policy(Extensible, metaclass=overrides.PolicyMeta):
     """Something that chooses actions for observations, and may learn to do it better.
 
     A hand-written policy implements `compute_actions`. One that learns also overrides
@@ -85,9 +88,6 @@ class Policy(metaclass=ported.AskedByPorted):
         action_connectors: what is done to its actions; likewise.
         filter: the running statistics of observations; None without `observation_filter`.
         reward_filter: those of rewards; likewise.
-        acting: what samplers drive, see `parts.Acting`.
-        learning: what algorithms drive, see `parts.Learning`.
-        holding: what takes care of all that the policy owns, see `parts.Holding`.
 
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
@@ -98,30 +98,54 @@ class Policy(metaclass=ported.AskedByPorted):
     1
     """
 
+    _describe_missing = staticmethod(missing_attribute)
     flat_observations: ClassVar[bool] = False
     global_timestep: int = 0
     num_grad_updates: int = 0
-    acting: parts.Acting
-    learning: parts.Learning
-    holding: parts.Holding
-    _asked: ClassVar[by_methods.Asked]
-    """What the signature of `compute_actions` asks for."""
-    _parts: ClassVar[dict[str, Callable[[Any], Any]]] = {
-        "acting": by_methods.ActingByMethods,
-        "learning": by_methods.LearningByMethods,
-        "holding": by_methods.HoldingByMethods,
-    }
-    """Makes a part when somebody asks for it."""
+    _page_methods: ClassVar[dict[str, Any]] = {}
+    """The methods here that a driver may leave out; see `overrides`."""
+    _overridden: frozenset[str] = frozenset()
+    """Those of them that the policy has of its own, which are what runs."""
+    _signature: overrides.ActSignature
+    """What `compute_actions` asks for."""
+    _driver_class: ClassVar[type[PolicyDriver]] = PolicyDriver
+    _driver: PolicyDriver | None = None
     _pageable: Any = None
-    """`holding.state`, for the map's shortest way to it."""
+    """`driver.state`, for the map's shortest way to it."""
     _views: PolicyViews | None = None
     _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        on_dict: Any = cls.compute_actions_from_input_dict
-        own = on_dict is not Policy.compute_actions_from_input_dict
-        cls._asked = by_methods.asked_by(cls.compute_actions, on_dict if own else None)
+        cls._inspect_methods()
+
+    @classmethod
+    def _inspect_methods(cls) -> None:
+        """Finds which methods the class has of its own, and what they ask for."""
+        cls._overridden = overrides.find_overridden(cls, cls._page_methods)
+        cls._signature = overrides.ActSignature.inspect(cls, _act_on_dict)
+
+    def _inspect_own_methods(self) -> None:
+        """Does so for methods of this policy alone, and has the driver call them."""
+        attributes = vars(self)
+        for name in ("_overridden", "_signature"):
+            attributes.pop(name, None)
+        own = overrides.METHODS & attributes.keys()
+        if own:
+            attributes["_overridden"] = self._overridden | own
+            attributes["_signature"] = overrides.ActSignature.inspect(self, _act_on_dict)
+        if "_driver" in attributes:
+            self.driver.choose_parts()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in overrides.METHODS:
+            self._inspect_own_methods()
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in overrides.METHODS:
+            self._inspect_own_methods()
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
@@ -148,14 +172,14 @@ class Policy(metaclass=ported.AskedByPorted):
         made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
         return made, make_reward_filter(rewards)
 
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Makes a part, or asks what only ported code calls."""
-            make = type(self)._parts.get(name)
-            if make is not None:
-                return make(self)
-            return ported.missing(self, name, missing_attribute(self, name))
+    @property
+    def driver(self) -> PolicyDriver:
+        """What samplers, algorithms, maps and checkpoints talk to."""
+        driver = self._driver
+        if driver is None or driver._reference() is not self:  # it came with a copy
+            driver = self._driver = self._driver_class(self)
+            overrides.register(self)
+        return driver
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -184,7 +208,7 @@ class Policy(metaclass=ported.AskedByPorted):
             episodes: accepted and unused.
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.
             timestep: the time step for schedules of exploration; None takes the policy's own.
-            **kwargs: accepted for ported code and unused.
+            **kwargs: accepted and unused.
 
         Returns:
             The actions, the new memory, and extras such as `action_logp`.
@@ -206,11 +230,6 @@ class Policy(metaclass=ported.AskedByPorted):
         Raises:
             KeyError: if `input_dict` has no `obs`.
         """
-        states = sorted(
-            (key for key in input_dict if key.startswith("state_in_")),
-            key=lambda key: int(key.removeprefix("state_in_")),
-        )
-        memory = input_dict.get("state_in") or [input_dict[key] for key in states] or None
         given = {
             "prev_action_batch": input_dict.get("prev_actions"),
             "prev_reward_batch": input_dict.get("prev_rewards"),
@@ -221,8 +240,9 @@ class Policy(metaclass=ported.AskedByPorted):
         }
         if views := self._views_in(input_dict):
             given["views"] = views
-        if not self._asked.takes_all:
-            given = {name: x for name, x in given.items() if name in self._asked.names}
+        if not self._signature.takes_all:
+            given = {name: x for name, x in given.items() if name in self._signature.names}
+        memory = read_memory(input_dict)
         return self.compute_actions(self._as_given(input_dict["obs"]), memory, **given, **kwargs)
 
     def _as_given(self, obs_batch: Any) -> Any:
@@ -267,22 +287,13 @@ class Policy(metaclass=ported.AskedByPorted):
             The action, the new memory and the extras, all without a batch axis.
         """
         if input_dict is None:
-            if obs is None:
-                raise UsageError("compute_single_action needs obs or input_dict; both are missing.")
-            given = {
-                "obs": obs,
-                "prev_actions": prev_action,
-                "prev_rewards": prev_reward,
-                "infos": info,
-            }
-            input_dict = {key: value for key, value in given.items() if value is not None}
-            input_dict |= by_methods.named_memory([] if state is None else state)
-        batch = {
-            key: value if key == "seq_lens" else with_batch_axis(value)
-            for key, value in input_dict.items()
-        }
+            input_dict = make_row(obs, state, prev_action, prev_reward, info)
         actions, states, extras = self.compute_actions_from_input_dict(
-            batch, explore=explore, timestep=timestep, episodes=[episode], **kwargs
+            add_batch_axis(input_dict),
+            explore=explore,
+            timestep=timestep,
+            episodes=[episode],
+            **kwargs,
         )
         first = {key: value[0] for key, value in extras.items()}
         named = isinstance(states, Mapping)
@@ -323,7 +334,9 @@ class Policy(metaclass=ported.AskedByPorted):
         """
         return predict(self, obs, state, reward=reward, explore=explore, batched=batched)
 
-    def session(self, batch_size: int | None = None, *, explore: bool | None = None) -> Session:
+    def session(
+        self, batch_size: int | None = None, *, explore: bool | None = None
+    ) -> PolicySession:
         """Returns an object that acts step by step and keeps the memory in between.
 
         It leaves connectors out, and says so in the log.
@@ -333,7 +346,7 @@ class Policy(metaclass=ported.AskedByPorted):
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.
         """
         tell_left_out("session()", self.agent_connectors, self.action_connectors)
-        return Session(self, batch_size, explore=explore)
+        return PolicySession(self, batch_size, explore=explore)
 
     def env_action(
         self, action: Any, *, unsquash: bool | None = None, clip: bool | None = None
@@ -346,13 +359,10 @@ class Policy(metaclass=ported.AskedByPorted):
             clip: clip to the Box's bounds; None takes `config["clip_actions"]`.
         """
         rows = batch_leaves(action_leaves(self.action_space), with_batch_axis(action), "action")
-        mapped = self.acting.to_env(rows, unsquash=unsquash, clip=clip)
+        mapped = self.driver.acting.to_env(rows, unsquash=unsquash, clip=clip)
         return nest(self.action_space, [leaf[0] for leaf in mapped])
 
     # -- trajectories -------------------------------------------------------------------------
-
-    def _has_own_postprocessing(self) -> bool:
-        return type(self).postprocess_trajectory is not Policy.postprocess_trajectory
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds columns for all trajectories of a sample at once; none by default."""
@@ -396,7 +406,7 @@ class Policy(metaclass=ported.AskedByPorted):
 
     def _learns(self) -> bool:
         """Whether the class says how it learns."""
-        return type(self).learn_on_batch is not Policy.learn_on_batch
+        return "learn_on_batch" in self._overridden
 
     def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
         """Returns gradients, one per variable, and statistics; none for a policy without them."""
@@ -524,7 +534,7 @@ class Policy(metaclass=ported.AskedByPorted):
         """Returns the requirements of the columns that there are in any case."""
         views = default_view_requirements(self.observation_space, self.action_space)
         steps = {**MODEL_DEFAULTS, **self.config.get("model", {})}["max_seq_len"]
-        memory = by_methods.memory_leaves(self.get_initial_state())
+        memory = flatten_memory(self.get_initial_state())
         return with_memory(views, memory, max_seq_len=steps)
 
     def maybe_add_time_dimension(
@@ -621,7 +631,7 @@ class Policy(metaclass=ported.AskedByPorted):
                 "config": copied(self.config),
             },
         }
-        state |= {name: each.get_state() for name, each in self.holding.filters.items()}
+        state |= {name: each.get_state() for name, each in self.driver.filters.items()}
         connectors = pipelines_to_state(self.agent_connectors, self.action_connectors)
         return {**state, "connector_configs": connectors} if connectors else state
 
@@ -635,7 +645,7 @@ class Policy(metaclass=ported.AskedByPorted):
         self.set_weights(state["weights"])
         self.global_timestep = int(state["global_timestep"])
         self.num_grad_updates = int(state.get("num_grad_updates", self.num_grad_updates))
-        for name, each in self.holding.filters.items():
+        for name, each in self.driver.filters.items():
             if name in state:
                 each.set_state(state[name])
         self.restore_connectors(state)
@@ -868,3 +878,7 @@ class Policy(metaclass=ported.AskedByPorted):
         """Returns the class and the spaces: `PPOTF2Policy(Box((4,), float32), Discrete(2))`."""
         spaces = (getattr(self, f"{of}_space", None) for of in ("observation", "action"))
         return f"{type(self).__name__}({', '.join(map(describe_space, spaces))})"
+
+
+_act_on_dict = Policy.compute_actions_from_input_dict
+Policy._page_methods = overrides.methods_of(Policy)

@@ -105,7 +105,7 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
 
     def _is_seen(self, column: str, requirement: ViewRequirement) -> bool:
         """Whether the model reads such a view while it acts, so that it is there."""
-        views = {view.name: view for view in self._policy.acting.views}
+        views = {view.name: view for view in self._policy.driver.acting.views}
         if column not in views:
             return False
         _require_same(column, requirement, views[column].source, views[column].shifts)

@@ -10,7 +10,8 @@ import numpy as np
 from tfpolicies.batch.leaves import unbatched
 from tfpolicies.errors import UsageError, show_value
 from tfpolicies.models.spaces import Leaf, leaves, pick
-from tfpolicies.policy.session import Memory, Session
+from tfpolicies.policy.recurrent_state import RecurrentState
+from tfpolicies.policy.session import PolicySession
 
 
 def predict(
@@ -25,18 +26,23 @@ def predict(
     """Does what `Policy.predict` says."""
     agent, action = policy.agent_connectors, policy.action_connectors
     changes = any(connector.changes_observations for connector in agent or ())
+    acting = policy.driver.acting.stackable
+    is_plain = acting is not None and acting.reads_obs_only and state is reward is None
     if batched is None:
         if changes:
             raise UsageError(
                 "predict cannot tell one observation from a batch in front of connectors that "
                 "change observations. Give batched=False or batched=True."
             )
-        batched = _is_batch(leaves(policy.observation_space), obs)
+        space_leaves = acting.obs_leaves if is_plain else leaves(policy.observation_space)
+        batched = _is_batch(space_leaves, obs)
+    if is_plain and not (agent or action):  # what a session would do, which carries nothing here
+        return acting.predict(obs, batched=batched, explore=explore)
     rows = unbatched(obs) if changes and batched else [obs]
     if changes:
         rows = [agent.seen(row) for row in rows]
         obs = _stack(rows) if batched else rows[0]
-    session = Session(policy, _count_rows(policy, obs) if batched else None, explore=explore)
+    session = PolicySession(policy, _count_rows(policy, obs) if batched else None, explore=explore)
     if state is not None:
         _restore(session.memory, state)
     result = session.act(obs, reward)
@@ -73,7 +79,7 @@ def _stack(rows: Sequence[Any]) -> Any:
     return np.stack([np.asarray(row) for row in rows])
 
 
-def _restore(memory: Memory, state: Any) -> None:
+def _restore(memory: RecurrentState, state: Any) -> None:
     """Has a memory continue from a state.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +9,12 @@ import numpy as np
 from tfpolicies.batch.leaves import first_row, map_leaves, with_batch_axis
 from tfpolicies.errors import ObservationError
 from tfpolicies.finite import is_finite
-from tfpolicies.models.ports import (
-    ACTIONS,
-    OBS,
-    REWARDS,
-    View,
-    leaf_ports,
-    plain_leaves,
-    previous,
-)
-from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, numbers
-from tfpolicies.policy.by_methods import memory_leaves
+from tfpolicies.models.spaces import batch_leaves, leaves, numbers
 from tfpolicies.policy.input_check import InputCheck
-
-_STATE_NAMES = {OBS: "obs_{}", ACTIONS: "action_{}", REWARDS: "rewards"}
-"""What the past of a column is called in the state of a `Memory`."""
+from tfpolicies.policy.recurrent_state import RecurrentState
 
 
-class Session:
+class PolicySession:
     """Acts in one environment, or in B of them, and keeps its memory and what it looks back on.
 
     A policy without a memory can be used in the same way, so code that plays need not know.
@@ -51,7 +38,7 @@ class Session:
     def reset(self, rows: Any = None) -> None:
         """Starts new episodes: everywhere, or in the environments of a bool or index array."""
         if rows is None:
-            self.memory = Memory(self.policy, self.batch_size or 1)
+            self.memory = RecurrentState(self.policy, self.batch_size or 1)
         else:
             self.memory.forget(rows)
 
@@ -80,198 +67,3 @@ class Session:
         actions, _ = self.memory.act(found, self.explore if explore is None else explore)
         own = map_leaves(np.copy, actions)
         return first_row(own) if single else own
-
-
-class Memory:
-    """What N environments' episodes carry from step to step; the samplers' side of a `Session`.
-
-    With several agents, a row belongs to one agent of a running episode, and some rows act in a
-    step while others wait.
-
-    Attributes:
-        is_needed: whether the policy is given anything of earlier steps.
-        has_state: whether it depends on that: it has a memory, or looks back on earlier steps.
-        around: returns further arguments of `Acting.columns` for the rows that act (None: all):
-            infos and episodes; None where the policy asks for neither.
-    """
-
-    def __init__(self, policy: Any, rows: int) -> None:
-        self.policy = policy
-        self.acting = policy.acting
-        self._start = self._asked()
-        self._states = self._starts(rows) if self._start else []
-        self.around: Callable[[Any], Mapping[str, Any]] | None = None
-        self._views = tuple(self.acting.given)
-        later = (view.following for view in self._views)
-        self._later = tuple(view for view in later if view is not None)
-        self._names = [port.name for view in self._views for port in view.ports]
-        self._actions = leaf_ports(ACTIONS, action_leaves(policy.action_space))
-        self._plain = plain_leaves(policy.observation_space)
-        # The last steps of what is looked back on, by column: leaves [rows, steps, ...].
-        self._past = self._zeros(rows)
-        self.is_needed = bool(self._states) or bool(self._views)
-        self.has_state = bool(self._states) or bool(self.acting.views)
-
-    def _zeros(self, rows: int) -> dict[str, list[np.ndarray]]:
-        """Returns the past of `rows` rows at the start of their episodes."""
-        depths, leaves_of = {REWARDS: 1}, {REWARDS: previous(self.policy.action_space)[1].leaves}
-        for view in self._views:
-            depths[view.source] = max(depths.get(view.source, 0), view.depth)
-            leaves_of[view.source] = view.source_leaves
-        return {
-            name: [np.zeros((rows, depths[name], *x.shape), x.dtype) for x in found]
-            for name, found in leaves_of.items()
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: x for name, x in vars(self).items() if name != "acting"}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, acting=state["policy"].acting)
-
-    def _asked(self) -> list[np.ndarray]:
-        found = memory_leaves(self.policy.get_initial_state())
-        return [np.asarray(state, np.float32) for state in found]
-
-    def _starts(self, count: int) -> list[np.ndarray]:
-        """Returns the memory at the start of `count` episodes, which may begin differently."""
-        if self.acting.starts_alike:
-            return [np.stack([state] * count) for state in self._start]
-        asked = [self._asked() for _ in range(count)]
-        return [np.stack(states) for states in zip(*asked, strict=True)]
-
-    def act(
-        self, obs: Sequence[np.ndarray], explore: bool | None = None, rows: Any = None
-    ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Acts on checked observation leaves `[N, ...]` and remembers.
-
-        Args:
-            obs: the observations, `[K, ...]` of those that act.
-            explore: sample or be greedy; None takes the policy's config.
-            rows: which rows act, int `[K]`; None for all N.
-
-        Returns:
-            Actions for the environments, and the columns to keep of each row.
-        """
-        if not self.is_needed:
-            return self.acting.columns(obs, explore=explore)
-        seen, states = self.inputs(obs, rows)
-        more = {} if self.around is None else self.around(rows)
-        for_env, columns = self.acting.columns(obs, seen, states, explore=explore, **more)
-        return for_env, self.remember(columns, obs, seen, states, rows)
-
-    def inputs(
-        self, obs: Sequence[np.ndarray], rows: Any = None
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns what acting reads besides the observations `[K, ...]` of the rows that act.
-
-        That is the leaves of the views that the policy reads, and the memory; `[K, ...]` each.
-        """
-        chosen = slice(None) if rows is None else rows
-        seen = [x for view in self._views for x in self._viewed(view, obs, chosen)]
-        return seen, [state[chosen] for state in self._states]
-
-    def _viewed(self, view: View, obs: Sequence[np.ndarray], chosen: Any) -> Iterator[np.ndarray]:
-        """Yields the leaves of a view, as arrays that later steps do not change."""
-        shifts = view.shifts
-        for i, past in enumerate(self._past[view.source]):
-            if not view.is_window:
-                yield (past[chosen, shifts[0]] if shifts[0] else obs[self._plain[i]]).copy()
-                continue
-            steps, now = past[chosen], past.shape[1]
-            if 0 in shifts:
-                steps = np.concatenate([steps, obs[self._plain[i]][:, None]], axis=1)
-            yield steps.take([shift + now for shift in shifts], axis=1)
-
-    def remember(
-        self,
-        columns: dict[str, np.ndarray],
-        obs: Sequence[np.ndarray],
-        seen: Sequence[np.ndarray],
-        states: Sequence[np.ndarray],
-        rows: Any = None,
-    ) -> dict[str, np.ndarray]:
-        """Takes down how rows acted on `obs`; returns the columns to keep, with what `inputs` gave.
-
-        What a step earns is 0 until somebody says it: see `rewarded`.
-        """
-        chosen = slice(None) if rows is None else rows
-        kept = dict(zip(self._names, seen, strict=True))
-        for view in self._later:
-            kept |= zip((p.name for p in view.ports), self._viewed(view, obs, chosen), strict=True)
-        kept |= {f"state_in_{i}": state for i, state in enumerate(states)}
-        if rows is None:  # the columns that were handed out must not change
-            self._states = [np.array(columns[f"state_out_{i}"]) for i in range(len(states))]
-        else:
-            for i, state in enumerate(self._states):
-                state[rows] = columns[f"state_out_{i}"]
-        for source, arrays in self._past.items():
-            for i, past in enumerate(arrays):
-                if past.shape[1] > 1:
-                    past[chosen, :-1] = past[chosen, 1:]
-                if source == OBS and past.shape[1]:
-                    past[chosen, -1] = obs[self._plain[i]]
-                elif source == ACTIONS:
-                    past[chosen, -1] = columns[self._actions[i].name]
-                elif source == REWARDS:
-                    past[chosen, -1] = 0.0
-        return {**columns, **kept}
-
-    def rewarded(self, rewards: np.ndarray, rows: Any = None) -> None:
-        """Takes down the rewards `[N]` of the last actions; `[K]` of the rows given, int `[K]`."""
-        self._past[REWARDS][0][slice(None) if rows is None else rows, -1] = rewards
-
-    @property
-    def num_rows(self) -> int:
-        """N."""
-        return len(self._past[REWARDS][0])
-
-    def grow(self, rows: int) -> None:
-        """Makes room for `rows` rows in all; the new ones are at the start of their episodes."""
-        more = rows - self.num_rows
-        if self._states and more > 0:
-            pairs = zip(self._states, self._starts(more), strict=True)
-            self._states = [np.concatenate(pair) for pair in pairs]
-        for source, fresh in self._zeros(more).items():
-            pairs = zip(self._past[source], fresh, strict=True)
-            self._past[source] = [np.concatenate(pair) for pair in pairs]
-
-    def stepped(self, rewards: np.ndarray, ended: np.ndarray, dead: np.ndarray | None) -> None:
-        """Takes down what a step of the environments gave.
-
-        Args:
-            rewards: `[N]`.
-            ended: bool `[N]`: the episode ended in this step.
-            dead: bool `[N]`: the environment was only reset in it; None if none was.
-        """
-        self.rewarded(rewards)
-        begun = ended if dead is None else ended | dead
-        if begun.any():
-            self.forget(begun)
-
-    def forget(self, rows: Any) -> None:
-        """Starts new episodes in the environments of a bool or index array."""
-        count = len(self._past[REWARDS][0][rows])
-        if self._states and count:
-            for array, start in zip(self._states, self._starts(count), strict=True):
-                array[rows] = start
-        for arrays in self._past.values():
-            for past in arrays:
-                past[rows] = 0
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        """Returns everything that is remembered, as copies, by name."""
-        named = {f"state_{i}": x.copy() for i, x in enumerate(self._states)}
-        return named | {name: x.copy() for name, x in self._named_past()}
-
-    def _named_past(self) -> Iterator[tuple[str, np.ndarray]]:
-        for source, arrays in self._past.items():
-            for i, past in enumerate(arrays):
-                yield _STATE_NAMES[source].format(i), past
-
-    def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restores what `get_state` returned."""
-        self._states = [np.array(state[f"state_{i}"]) for i in range(len(self._states))]
-        for name, past in self._named_past():
-            if name in state:  # older states lack what was not read of the past
-                past[...] = state[name].reshape(past.shape)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import keras
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import tell_left_out
-from tfpolicies.errors import BatchError, ConfigError, UsageError
+from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.calling import adapted_layers
 from tfpolicies.models.eager_mode import ensure_eager
@@ -34,16 +35,17 @@ from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import require_values
 from tfpolicies.models.views import declared
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
-from tfpolicies.policy import by_methods
-from tfpolicies.policy.acting import MemoryCountError, ProgramActing
+from tfpolicies.policy import overrides
+from tfpolicies.policy.acting import CompiledActing, MemoryCountError
 from tfpolicies.policy.checkpoints import reduced
+from tfpolicies.policy.compiled_driver import CompiledDriver
+from tfpolicies.policy.counters import Counter
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
-from tfpolicies.policy.learning import Notes, ProgramLearning
+from tfpolicies.policy.learning import Learner
 from tfpolicies.policy.learning_batches import require_actions
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
@@ -56,7 +58,7 @@ from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
-_MADE_ANEW |= {"_acting", "acting", "_notes", "_owned", "_worker_index", "_create_session"}
+_MADE_ANEW |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}
 """Attributes that each copy of a policy gets by itself."""
 
 
@@ -98,18 +100,11 @@ class TFPolicy(PolicyKind):
         ModelError: for a model that does not fit.
     """
 
-    learning: ProgramLearning
-    _overridden: ClassVar[frozenset[str]] = frozenset()
-    """The methods that a subclass has of its own in place of those here, which are what runs."""
     _replays: ClassVar[bool] = False
     """Whether it learns from rows that were sampled long ago."""
     _column_defaults: ClassVar[Mapping[str, float]] = {}
     """What columns `[N]` that a batch may lack are filled with."""
-    _parts: ClassVar[dict[str, Callable[[Any], Any]]] = {
-        "acting": OverriddenActing,
-        "learning": ProgramLearning,
-        "holding": ProgramHolding,
-    }
+    _driver_class = CompiledDriver
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -119,13 +114,12 @@ class TFPolicy(PolicyKind):
                 "observations itself, in front of its model, and batches keep them nested. Leave "
                 "it out, or derive the class from Policy, whose methods can get flat rows."
             )
-        cls._overridden = by_methods.overridden(cls, TFPolicy)
 
     @ensure_eager()
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
-        by_methods.announce(type(self), self._overridden)
+        overrides.warn_slower(type(self), self._overridden)
         complete, identity = complete_config(type(self), config)
         self.automatic = {name: None for name in AUTOMATIC if complete[name] == "auto"}
         super().__init__(observation_space, action_space, complete)
@@ -166,18 +160,9 @@ class TFPolicy(PolicyKind):
         # Where NaN may arise it must travel, too; remote workers do as the one that learns.
         self._accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
         self.program.runtime.open_sessions_with(self._state, create_session)
-        self._acting = ProgramActing(
-            self.program,
-            self._state,
-            self.exploration,
-            self.config,
-            left_out=self._acting_only,
-            starts_alike="get_initial_state" not in self._overridden,
-        )
-        if self._overridden.isdisjoint(by_methods.ACTING):
-            self.acting = self._acting
-        self._loaded, self._notes = {}, Notes()
-        filters = self.holding.filters
+        self._loaded = {}
+        self._acting, self._learner = CompiledActing(self), Learner(self)
+        filters = self.driver.filters
         self._owned = Owned(
             self.program, self._state, self.exploration, filters, self._state_aliases
         )
@@ -244,7 +229,7 @@ class TFPolicy(PolicyKind):
     @property
     def global_timestep(self) -> int:
         """Rows acted on so far, or what `on_global_var_update` said last."""
-        return ported.Count(self._state.global_timestep)
+        return Counter(self._state.global_timestep)
 
     @global_timestep.setter
     def global_timestep(self, value: int) -> None:
@@ -276,7 +261,8 @@ class TFPolicy(PolicyKind):
         own = users_model(model)
         if isinstance(own, AdaptedModel):
             own.hand_to(self)
-        return ported.prepare_model(self, model)
+        EXTENSIONS.prepare_model(self, model)
+        return model
 
     def make_rl_module(self) -> keras.Model:
         """Returns the policy's Keras model: here the model is the module; see `model`."""
@@ -321,13 +307,8 @@ class TFPolicy(PolicyKind):
         """Closes the session, if the policy has one; a later use opens a new one."""
         self.program.runtime.close(self._state)
 
-    def _has_own_postprocessing(self) -> bool:
-        return type(self).postprocess_trajectory is not TFPolicy.postprocess_trajectory
-
     def _learns(self) -> bool:
-        cls = type(self)
-        own = cls.learn_on_batch is not TFPolicy.learn_on_batch
-        return own or cls.loss is not TFPolicy.loss
+        return super()._learns() or type(self).loss is not TFPolicy.loss
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -373,16 +354,26 @@ class TFPolicy(PolicyKind):
         outputs = acting.run(inputs, explore, timestep)
         return acting.batch(acting.arrays(outputs, explore=explore, own=False))
 
+    def compute_single_action(
+        self, obs: Any = None, state: Any = None, **arguments: Any
+    ) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
+        """Chooses the action for one observation; see `Policy.compute_single_action`."""
+        if self._overridden.isdisjoint(overrides.ACTING):
+            with contextlib.suppress(MemoryCountError):  # `compute_actions` takes those of others
+                outputs, explore = self._acting.run_single(obs, state, **arguments)
+                return self._acting.first_row(outputs, explore=explore)
+        return super().compute_single_action(obs, state, **arguments)
+
     def _in_full(self, states: Any, error: UsageError) -> tuple[Any, Any]:
-        """Returns a memory in the form of ported code in that of the policy, and the way back.
+        """Returns a memory of another form in that of the policy, and the way back.
 
         Raises:
             UsageError: the one given, if it has no such form.
         """
-        try:
-            return ported.lookup(self, "windowed_memory")(states)
-        except (LookupError, TypeError, ValueError):
+        completed = EXTENSIONS.complete_memory(self, states)
+        if completed is None:
             raise error from None
+        return completed
 
     def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
         names = (view.name for view in self.program.ports.views if view.name not in PREVIOUS)
@@ -467,20 +458,7 @@ class TFPolicy(PolicyKind):
             BatchError: if it is empty, a column has another shape than before, or an action is not
                 in the action space.
         """
-        if num_epochs < 1 or minibatch_size < 1:
-            raise BatchError(
-                f"num_epochs and minibatch_size must be at least 1, got {num_epochs} and "
-                f"{minibatch_size}."
-            )
-        require_actions(self.program.spec.action_leaves, batch)
-        learning = self.learning
-        if not self._overridden.isdisjoint(by_methods.LOADING):
-            learn = learning.loaded_epochs
-        elif self._updates_by_methods() or learning.sees_minibatches():
-            learn = learning.minibatches
-        else:
-            learn = learning.epochs
-        return learn(batch, num_epochs, minibatch_size, shuffle=shuffle)
+        return self._learner.learn(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def learn_on_batch(self, samples: Mapping[str, Any]) -> dict[str, Any]:
         """Does one update on all rows of a batch; see `learn_epochs` for the result.
@@ -490,13 +468,13 @@ class TFPolicy(PolicyKind):
             BatchError: if it is empty, or an action is not in the action space.
         """
         require_actions(self.program.spec.action_leaves, samples)
-        if self._overridden.isdisjoint(by_methods.GRADIENTS):
-            return self.learning.epochs(samples, 1, None, shuffle=False)
-        return self.learning.by_gradients(samples)
+        if self._overridden.isdisjoint(overrides.GRADIENTS):
+            return self._learner.epochs(samples, 1, None, shuffle=False)
+        return self._learner.by_gradients(samples)
 
     def _updates_by_methods(self) -> bool:
         """Whether a subclass has methods of its own that each update has to call."""
-        return not self._overridden.isdisjoint(by_methods.UPDATING)
+        return not self._overridden.isdisjoint(overrides.UPDATING)
 
     def _hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
@@ -515,7 +493,7 @@ class TFPolicy(PolicyKind):
             BatchError: as `learn_on_batch`.
         """
         require_actions(self.program.spec.action_leaves, postprocessed_batch)
-        return self.learning.gradients(postprocessed_batch)
+        return self._learner.gradients(postprocessed_batch)
 
     def apply_gradients(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Applies gradients as `compute_gradients` returns them; None counts as zeros.
@@ -523,22 +501,22 @@ class TFPolicy(PolicyKind):
         Raises:
             WeightsError: if their number or shapes are wrong; nothing is changed then.
         """
-        self.learning.apply(gradients)
+        self._learner.apply(gradients)
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         require_actions(self.program.spec.action_leaves, batch)
         if self._updates_by_methods():
             return super().load_batch_into_buffer(batch, buffer_index)
-        self.learning.prepare()
-        loaded = self._loaded[buffer_index] = self.learning.read(batch)
+        self._learner.discover()
+        loaded = self._loaded[buffer_index] = self._learner.read(batch)
         loaded.is_kept = True
         return self.get_num_samples_loaded_into_buffer(buffer_index)
 
     def _learn_on_rows(self, batch: Any, offset: int, size: int) -> dict[str, Any]:
         if self._updates_by_methods():
             return super()._learn_on_rows(batch, offset, size)
-        return self.learning.loaded(batch, offset, size)
+        return self._learner.loaded(batch, offset, size)
 
     def _required_views(self) -> dict[str, ViewRequirement]:
         model = self.program.functions.network.model
@@ -803,3 +781,7 @@ class TFPolicy(PolicyKind):
         rate = changing_rate(self.config["lr"])
         if rate is not None and rate.counts_updates:
             self.set_hyper("lr", rate.of(self.num_grad_updates))
+
+
+TFPolicy._page_methods = overrides.methods_of(TFPolicy)
+TFPolicy._inspect_methods()

@@ -72,7 +72,7 @@ def _read_by_acting(policy: Any) -> set[str]:
 def _read_by_loss(policy: Any) -> set[str]:
     if not policy._overrides("loss"):
         return set()
-    policy.learning.prepare()
+    policy._learner.discover()
     return set(policy.program.updates.signature.columns) - {SEQ_LENS}
 
 

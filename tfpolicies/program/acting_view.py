@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import is_whole_space
 from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import NOISE, SEQ_LENS
@@ -35,11 +36,12 @@ class _WithWeights:
         self._weights = weights
 
     def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
-        del training
         return self._network.stateless(self._weights, inputs)
 
 
-def distribution_of(view: Any, model: Any, dist_inputs: tf.Tensor, dist_class: Any) -> Any:
+def distribution_of(
+    view: Any, model: Any, dist_inputs: tf.Tensor, dist_class: type[ActionDistribution]
+) -> Any:
     """Returns the distributions of a batch, given what `action_distribution_fn` returned.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.batch.sequences import chop_into_sequences
+from tfpolicies.batch.sequences import ID_COLUMNS, chop_into_sequences
 from tfpolicies.errors import BatchError, MissingColumnError, near_matches
 from tfpolicies.finite import NO_NUMBERS
 from tfpolicies.models.ports import SEQ_LENS, InputPorts
@@ -17,7 +17,6 @@ from tfpolicies.program.functions import Differentiated, is_per_sequence
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.view import LOSS_MASK, nested_rows
 
-_IDS = {"episode_ids": "eps_id", "unroll_ids": "unroll_id", "agent_indices": "agent_index"}
 _KINDS = ("mean", "min", "max")
 
 
@@ -212,7 +211,7 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
         seq_lens=lengths,
         states_already_reduced_to_init=lengths is not None,
         padding="last",  # so that mathematics on rows is as finite there as on rows that count
-        **{argument: columns[name] for argument, name in _IDS.items() if name in columns},
+        **{argument: columns[name] for argument, name in ID_COLUMNS.items() if name in columns},
     )
     count = len(lengths)
 

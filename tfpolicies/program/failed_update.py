@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfpolicies.finite import first_bad
 from tfpolicies.program.functions import ProgramFunctions
+from tfpolicies.program.minibatches import StepInputs
 from tfpolicies.program.optimizers import gradients_of
 from tfpolicies.state import PolicyState
 
@@ -58,7 +59,7 @@ def first_term(
     functions: ProgramFunctions,
     state: PolicyState,
     columns: Mapping[str, Any],
-    along: Mapping[str, Any],
+    inputs: StepInputs,
 ) -> tuple[str, float] | None:
     """Runs the loss of one minibatch untraced; returns what of it is the first not to be finite.
 
@@ -66,19 +67,19 @@ def first_term(
         functions: their resident variables hold the state, and are changed.
         state: before the update.
         columns: of the minibatch.
-        along: with it, `[1, ...]`; see `Minibatches.along`.
+        inputs: that come with it, `[1, ...]`.
 
     Returns:
         The name and the value; None if all that leads to the update is finite.
     """
-    return next(filter(None, map(first_bad, _parts(functions, state, columns, along))), None)
+    return next(filter(None, map(first_bad, _parts(functions, state, columns, inputs))), None)
 
 
 def _parts(
     functions: ProgramFunctions,
     state: PolicyState,
     columns: Mapping[str, Any],
-    along: Mapping[str, Any],
+    inputs: StepInputs,
 ) -> Iterator[dict[str, Any]]:
     """Yields what makes up an update, by name, in the order in which one follows from another."""
     for name, column in columns.items():
@@ -88,7 +89,7 @@ def _parts(
     weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of(*state.layout.updated)}
     yield {f"weights[{key!r}]": x for key, x in weights.items()}
     tensors = tf.nest.map_structure(tf.constant, dict(columns))
-    found = functions.differentiated(tf.constant(state.hyper), tensors, along, in_turn=True)
+    found = functions.differentiated(tf.constant(state.hyper), tensors, inputs, in_turn=True)
     totals = {name: x for name, x in found.stats.items() if name in _TOTALS}
     yield {name: x for name, x in found.stats.items() if name not in totals}
     yield totals

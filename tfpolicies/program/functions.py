@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActedModel, ActingView
 from tfpolicies.program.devices import CPU, gathered, learner_device, placed
 from tfpolicies.program.frozen_values import warn_of_frozen_draws, warn_of_frozen_numbers
+from tfpolicies.program.minibatches import StepInputs, is_input
 from tfpolicies.program.networks import (
     NetworkView,
     ResidentNetwork,
@@ -77,41 +78,37 @@ class Differentiated(NamedTuple):
     due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for those that have not stepped
 
 
+@dataclass(eq=False)
 class ProgramFunctions:
     """The tensor functions of one Program over its resident networks.
 
-    Args:
+    Attributes:
         spec: what the policies of the kind share.
         network: the network that acts.
         networks: the variables of all networks, by name, that of `network` first.
         optimizer: of the trainable variables.
         device: where learning runs.
-
-    Attributes:
         resident: all variables, in the order of the layout.
         layout: where each of them lies in a state.
         acting_device: where acting runs: with kernels of convolutions where learning does.
         traces: how often each function body ran, by name.
     """
 
-    def __init__(
-        self,
-        spec: ProgramSpec,
-        network: Network,
-        networks: Mapping[str, ResidentNetwork],
-        optimizer: Optimizers,
-        device: str = CPU,
-    ) -> None:
-        self.spec = spec
-        self.device = device
-        self.network = network
-        self.networks = networks
-        self.optimizer = optimizer
-        slots = resident_slots(networks, network.filter_variables, optimizer.variables)
+    spec: ProgramSpec
+    network: Network
+    networks: Mapping[str, ResidentNetwork]
+    optimizer: Optimizers
+    device: str = CPU
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        slots = resident_slots(
+            self.networks, self.network.filter_variables, self.optimizer.variables
+        )
         self.resident = list(slots.values())
-        self.layout = layout_of(networks, list(slots))
+        self.layout = layout_of(self.networks, list(slots))
         sees_images = any(len(slot.shape) > 3 for slot in self.layout.acting)
-        self.acting_device = device if sees_images else CPU
+        self.acting_device = self.device if sees_images else CPU
         limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
         self.traces = Traces(limit)
 
@@ -245,7 +242,7 @@ class ProgramFunctions:
         self,
         hyper: Any,
         columns: Mapping[str, Any],
-        along: Mapping[str, Any],
+        inputs: StepInputs,
         *,
         in_turn: bool = False,
     ) -> Differentiated:
@@ -254,15 +251,15 @@ class ProgramFunctions:
         Args:
             hyper: the hyper-parameters `[H]`.
             columns: the minibatch, `[mb, ...]` each.
-            along: with it, `[1, ...]`; see `Minibatches.along`.
+            inputs: that come with it, `[1, ...]`.
             in_turn: whether it is done as in an update; see `loss_and_gradients`.
         """
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
-        rows, now = self.loss_columns(columns, weights), _item(along, 0)
+        rows, now = self.loss_columns(columns, weights), inputs.at(0)
         if not in_turn:
             return self.loss_and_gradients(self.loss_view(hyper, now), rows)
-        view, takes = self._begun(hyper, now), self._takes(now)
-        return self.loss_and_gradients(view, rows, takes, in_turn=True)
+        view, active = self._begun(hyper, now), self._active_optimizers(now)
+        return self.loss_and_gradients(view, rows, active, in_turn=True)
 
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
         """Returns one scalar, or a list of scalars and of functions that return one."""
@@ -316,12 +313,12 @@ class ProgramFunctions:
         own = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
         return loss + tf.add_n(own) if own else loss
 
-    def loss_view(self, hyper: Any, along: Mapping[str, tf.Tensor]) -> Any:
+    def loss_view(self, hyper: Any, inputs: StepInputs) -> Any:
         """Returns what the class's code sees as `self` in one update.
 
         Args:
             hyper: the hyper-parameters `[H]`, or H scalars.
-            along: what comes with the minibatch; see `Minibatches.along`.
+            inputs: that come with the minibatch.
         """
         more: dict[str, Any] = {"networks": {}, "target_networks": {}}
         for name, each in self.networks.items():
@@ -333,10 +330,10 @@ class ProgramFunctions:
             elif each.follower is not None:
                 target = self.network.like(each.follower)
                 more["target_model"] = ModelView(target, self.spec.time_steps, training=False)
-        if "noise" in along:
-            more["learning_noise"] = tf.reshape(along["noise"], [-1, self.spec.noise_size])
-        if "update_noise" in along:
-            more["update_noise"] = along["update_noise"]
+        if is_input(inputs.noise):
+            more["learning_noise"] = tf.reshape(inputs.noise, [-1, self.spec.noise_size])
+        if is_input(inputs.update_noise):
+            more["update_noise"] = inputs.update_noise
         return self.spec.view(hyper, **more)
 
     def learn_step(
@@ -344,7 +341,7 @@ class ProgramFunctions:
         hyper: tf.Tensor,
         columns: Mapping[str, Any],
         weights: tf.Tensor,
-        along: Mapping[str, tf.Tensor],
+        inputs: StepInputs,
         *,
         stat_names: Sequence[str],
         clips: bool,
@@ -355,28 +352,30 @@ class ProgramFunctions:
             hyper: the hyper-parameters `[H]`.
             columns: the minibatch, `[mb, ...]` each.
             weights: float32 `[mb]`, 0 for items that only fill up.
-            along: what comes with the minibatch; see `Minibatches.along`.
+            inputs: that come with the minibatch.
             stat_names: names of the statistics, in the order of the result.
             clips: whether there is a limit to gradients; see `ProgramSpec.clips`.
 
         Returns:
             The statistics and, behind them, the loss: float32 `[S + 1]`; and the fetches.
         """
-        view = self._begun(hyper if clips else self.spec.unclipped(hyper), along)
+        view = self._begun(hyper if clips else self.spec.unclipped(hyper), inputs)
         rows = self.loss_columns(columns, weights)
-        found = self.loss_and_gradients(view, rows, self._takes(along), in_turn=True)
+        active = self._active_optimizers(inputs)
+        found = self.loss_and_gradients(view, rows, active, in_turn=True)
         view.apply_gradients_fn(*found.due)
-        if "follows" in along:
-            follow(self.networks, along["follows"] * view.config["tau"])
+        if is_input(inputs.update_targets):
+            follow(self.networks, inputs.update_targets * view.config["tau"])
         stats = [*(found.stats[name] for name in stat_names), found.loss]
         return tf.stack(stats), dict(found.fetches)
 
-    def _takes(self, along: Mapping[str, tf.Tensor]) -> list[tf.Tensor] | None:
-        return tf.unstack(along["takes"], len(self.optimizer)) if "takes" in along else None
+    def _active_optimizers(self, inputs: StepInputs) -> list[tf.Tensor] | None:
+        active = inputs.active_optimizers
+        return tf.unstack(active, len(self.optimizer)) if is_input(active) else None
 
-    def _begun(self, hyper: Any, along: Mapping[str, tf.Tensor]) -> Any:
+    def _begun(self, hyper: Any, inputs: StepInputs) -> Any:
         """Returns the view of an update, with the learning rates in place."""
-        view = self.loss_view(hyper, along)
+        view = self.loss_view(hyper, inputs)
         self.optimizer.set_learning_rates(view.config)
         return view
 
@@ -386,7 +385,7 @@ class ProgramFunctions:
         columns: Mapping[str, Any],
         index: tf.Tensor,
         mask: tf.Tensor,
-        along: Mapping[str, tf.Tensor],
+        inputs: StepInputs,
         piece: tf.Tensor,
         totals: tf.Tensor,
         *,
@@ -402,7 +401,7 @@ class ProgramFunctions:
                 its items are sequences, `[S, T, ...]` each, and `[S, ...]` for the memory.
             index: int32 `[K, mb]`, the items of each minibatch of the whole update.
             mask: float32 `[K, mb]`, 0 where a minibatch is shorter than `mb`.
-            along: what comes with each minibatch, `[K, ...]`; see `Minibatches.along`.
+            inputs: that come with each minibatch, `[K, ...]`.
             piece: int32 `[2]`, the first minibatch and the one behind the last, at most K.
             totals: mean, minimum and maximum of each statistic over the minibatches before the
                 first, float32 `[3, S + 1]`; see `no_totals`.
@@ -418,14 +417,14 @@ class ProgramFunctions:
         self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
         def at(i: Any) -> Any:
-            rows, weights, given = index[i], mask[i], _item(along, i)
+            rows, weights, now = index[i], mask[i], inputs.at(i)
             if exact_rows:
-                if "noise" in given:
-                    given["noise"] = tf.boolean_mask(given["noise"], weights > 0)
+                if is_input(now.noise):
+                    now = now._replace(noise=tf.boolean_mask(now.noise, weights > 0))
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
             minibatch = tf.nest.map_structure(lambda x: gathered(x, rows, self.device), columns)
-            return step(hyper, minibatch, weights, given)
+            return step(hyper, minibatch, weights, now)
 
         if fetches:
             now, found = at(0)
@@ -447,14 +446,14 @@ class ProgramFunctions:
         return tf.stack(done), {}, self.left()
 
     def gradients(
-        self, hyper: tf.Tensor, columns: Mapping[str, Any], along: Mapping[str, tf.Tensor]
+        self, hyper: tf.Tensor, columns: Mapping[str, Any], inputs: StepInputs
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the gradients by trainable variable, loss by loss, the statistics and fetches.
 
-        `LOSS` is among the statistics. What is `along` is that of one minibatch, `[1, ...]`.
+        `LOSS` is among the statistics. The `inputs` are those of one minibatch, `[1, ...]`.
         """
         self.traces.note("gradients", hyper, columns)
-        result = self.differentiated(hyper, columns, along)
+        result = self.differentiated(hyper, columns, inputs)
         stats = {**result.stats, LOSS: result.loss}
         return self.optimizer.by_variable(result.pairs), stats, dict(result.fetches)
 
@@ -481,12 +480,12 @@ class ProgramFunctions:
         return found
 
     def apply_gradients(
-        self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor], along: Mapping[str, tf.Tensor]
+        self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor], inputs: StepInputs
     ) -> dict[str, tf.Tensor]:
         """Updates the trainable variables with given gradients; returns what is `left`."""
         self.traces.note("apply_gradients", hyper, gradients)
-        now = _item(along, 0)
-        given = self.optimizer.with_pairs(gradients, self._takes(now))
+        now = inputs.at(0)
+        given = self.optimizer.with_pairs(gradients, self._active_optimizers(now))
         self._begun(hyper, now).apply_gradients_fn(*given)
         return self.left()
 
@@ -522,10 +521,6 @@ def _in_order(parts: Sequence[Sequence[int]], pairs: Sequence[Any]) -> Any:
         return pairs[0]
     found = dict(zip(chain(*parts), chain(*pairs), strict=True))
     return [found[i] for i in sorted(found)]
-
-
-def _item(along: Mapping[str, tf.Tensor], i: Any) -> dict[str, tf.Tensor]:
-    return {name: x[i] for name, x in along.items()}
 
 
 def no_totals(stat_names: Sequence[str]) -> np.ndarray:

@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class StepInputs(NamedTuple):
+    """What comes with each minibatch besides its rows, `[K, ...]` float32.
+
+    What the policies of a Program have no use for is `()`, so that it is no input.
+    """
+
+    noise: Any = ()  # [K, size, ...]: standard normal, for each row of the loss
+    update_noise: Any = ()  # [K, k]: standard normal, for the loss
+    update_targets: Any = ()  # [K]: 1 where target networks are updated after it
+    active_optimizers: Any = ()  # [K, O]: 0 for optimizers that do not take it
+
+    def map(self, function: Callable[[Any], Any]) -> StepInputs:
+        """Returns what a function makes of each input that there is."""
+        return StepInputs(*[function(x) if is_input(x) else x for x in self])
+
+    def at(self, i: Any) -> StepInputs:
+        """Returns the inputs of one minibatch."""
+        return self.map(lambda x: x[i])
+
+
+def is_input(value: Any) -> bool:
+    """Whether an input of `StepInputs` is there.
+
+    >>> is_input(StepInputs(noise=np.zeros(3)).noise), is_input(StepInputs().noise)
+    (True, False)
+    """
+    return not isinstance(value, tuple)
 
 
 class Minibatches(NamedTuple):
@@ -20,12 +49,7 @@ class Minibatches(NamedTuple):
     steps: int  # minibatches to do; the rest of K is padding
     epochs: int  # 0 for one minibatch of a part of the batch
     whole: bool  # each epoch is one minibatch of exactly all rows
-    along: Mapping[str, np.ndarray] = {}
-    """What comes with each minibatch, `[K, ...]` float32, as far as a kind has use for it.
-
-    `follows`: 1 where followers move behind it; `takes` `[K, O]`: 0 for optimizers that do not take
-    it; `noise` `[K, size, ...]` and `update_noise` `[K, k]`: standard normal, for the loss.
-    """
+    inputs: StepInputs = StepInputs()  # that come with each
 
     @property
     def size(self) -> int:
@@ -45,8 +69,10 @@ class Minibatches(NamedTuple):
         def filled(array: np.ndarray, axes: int = 2) -> np.ndarray:
             return np.pad(array, fill[:axes] + [(0, 0)] * (array.ndim - axes))
 
-        along = {name: filled(x, 1 + (name == "noise")) for name, x in self.along.items()}
-        return self._replace(rows=filled(self.rows), mask=filled(self.mask), along=along)
+        inputs = self.inputs.map(lambda x: filled(x, 1))
+        if is_input(inputs.noise):
+            inputs = inputs._replace(noise=filled(self.inputs.noise))
+        return self._replace(rows=filled(self.rows), mask=filled(self.mask), inputs=inputs)
 
 
 def draw_minibatches(

@@ -110,7 +110,8 @@ def resident_slots(
 
     def add(part: str, keys: Sequence[str], variables: Sequence[Any]) -> None:
         for key, variable in zip(keys, variables, strict=True):
-            found[Slot(key, tuple(variable.shape), _dtype(variable), part)] = variable
+            dtype = tf.as_dtype(variable.dtype).name
+            found[Slot(key, tuple(variable.shape), dtype, part)] = variable
 
     def keys_of(name: str, prefix: str) -> list[str]:
         return [prefix + key for key in variable_keys(networks[name].model.variables)]
@@ -194,7 +195,3 @@ class NetworkView:
         if not named:
             return self.model.call()
         return call_model(self.model, named, training=self.training)
-
-
-def _dtype(variable: Any) -> str:
-    return str(tf.as_dtype(variable.dtype).name)

@@ -113,7 +113,6 @@ def _scalars(found: Any, count: int, model: keras.Model) -> list[tf.Tensor]:
 
 
 def _refuse_variables(next_creator: Any, **given: Any) -> Any:
-    del next_creator
     raise ModelError(
         f"custom_loss of the model makes a variable ({given.get('name')!r}), which would belong to "
         "no policy. Make its layers in the model's constructor, as functional models or with "

@@ -12,9 +12,9 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies import ported
 from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
 from tfpolicies.models.filters import filtered_leaves, require_filter
@@ -246,7 +246,7 @@ class _MadeByClass:
 
     def __call__(self, observation_space: gym.Space, num_outputs: int) -> Any:
         made, view = self.view.make_model(), self.view
-        return ported.keras_model(made, view.observation_space, view.action_space)
+        return EXTENSIONS.wrap_model(made, view.observation_space, view.action_space)
 
 
 def _check_overrides(policy_class: Any) -> None:

@@ -26,7 +26,14 @@ from tfpolicies.program.columns import BatchReader, LearnBatch, LearnerSignature
 from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.failed_update import Met, Reason, first_term, last_sound
 from tfpolicies.program.functions import LOSS, no_totals
-from tfpolicies.program.minibatches import Minibatches, draw_minibatches, one_minibatch, padded_rows
+from tfpolicies.program.minibatches import (
+    Minibatches,
+    StepInputs,
+    draw_minibatches,
+    is_input,
+    one_minibatch,
+    padded_rows,
+)
 from tfpolicies.program.pace import Pace
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.runtime import NotCompiledError, Runtime
@@ -115,7 +122,9 @@ class Updates:
                 tensors = tf.nest.map_structure(tf.constant, dict(columns))
                 rows = len(tf.nest.flatten(tensors)[0])
                 hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
-                found = self._functions.differentiated(hyper, tensors, self._along(None, 1, rows))
+                found = self._functions.differentiated(
+                    hyper, tensors, self._step_inputs(None, 1, rows)
+                )
             signature = LearnerSignature.of(found, tensors)
             weighs = signature.masked or found.batch.reads_lengths
             if self._is_recurrent and not weighs:
@@ -182,7 +191,7 @@ class Updates:
                 return functions.learn_step(*given, stat_names=signature.stat_names, clips=clips)
 
             weights, s = tf.TensorSpec([None], tf.float32), self._runtime.signatures
-            one = {name: tf.TensorSpec(x.shape[1:], x.dtype) for name, x in s.along.items()}
+            one = s.step_inputs.map(lambda x: tf.TensorSpec(x.shape[1:], x.dtype))
             takes = [s.hyper, signature.columns, weights, one]
             found = self._runtime.inner(learn_step, takes, for_xla=for_xla)
             self._steps[for_xla, clips] = found
@@ -200,19 +209,19 @@ class Updates:
                 return functions.learn(*given, step=step, exact_rows=exact, fetches=fetches)
 
             s = self._runtime.signatures
-            takes = [self.signature.columns, s.index, s.mask, s.along, s.piece, s.totals]
+            takes = [self.signature.columns, s.index, s.mask, s.step_inputs, s.piece, s.totals]
             self._learners[form, fetches, clips] = self._runtime.compiled(learn, takes, form)
         return self._learners[form, fetches, clips]
 
     @functools.cached_property
     def _gradients(self) -> Any:
-        takes = [self.signature.columns, self._runtime.signatures.along]
+        takes = [self.signature.columns, self._runtime.signatures.step_inputs]
         return self._runtime.compiled(self._runtime.functions.gradients, takes)
 
     @functools.cached_property
     def _apply(self) -> Any:
         s = self._runtime.signatures
-        takes = [s.gradients, s.along]
+        takes = [s.gradients, s.step_inputs]
         return self._runtime.compiled(self._runtime.functions.apply_gradients, takes)
 
     # -- updates ------------------------------------------------------------------------------
@@ -227,7 +236,7 @@ class Updates:
         minibatch_size: int | None = None,
         shuffle: bool = False,
         items: np.ndarray | None = None,
-        follows: np.ndarray | None = None,
+        update_targets: np.ndarray | None = None,
     ) -> Learned:
         """Updates a state by every minibatch of every epoch, or by one minibatch.
 
@@ -238,8 +247,8 @@ class Updates:
             num_epochs: passes over the batch.
             minibatch_size: rows per update; None for one update of all.
             shuffle: whether the state's generator shuffles the rows for each epoch.
-            follows: 0/1 `[K]`, whether followers move behind each of the K updates; None: behind
-                none.
+            update_targets: 0/1 `[K]`, whether target networks are updated after each of the K
+                updates; None: after none.
             items: int32, those of one update, where it is of a part of the batch: about as many
                 as `minibatch_size` says.
         """
@@ -256,51 +265,55 @@ class Updates:
             else:
                 minibatches = one_minibatch(items, self._width(state, items, minibatch_size or 1))
             drawn = min(size, batch.items) if items is None else len(items)
-            along = self._along(state, *minibatches.rows.shape, drawn=drawn, follows=follows)
-            minibatches = minibatches._replace(along=along)
+            shape = minibatches.rows.shape
+            inputs = self._step_inputs(state, *shape, drawn=drawn, update_targets=update_targets)
+            minibatches = minibatches._replace(inputs=inputs)
             is_single = minibatch_size is None or items is not None
             fetches = is_single and bool(self.signature.fetches)
             return self._run(state, batch, minibatches, fetches=fetches)
 
         return self._counted(state, met, run)
 
-    def _along(
+    def _step_inputs(
         self,
         state: PolicyState | None,
         steps: int,
         size: int,
         *,
         drawn: int | None = None,
-        follows: Any = None,
-    ) -> dict[str, np.ndarray]:
-        """Returns what comes with minibatches; see `Minibatches.along`.
+        update_targets: Any = None,
+    ) -> StepInputs:
+        """Returns what comes with minibatches.
 
         Args:
             state: of a policy of this kind; its generator draws noise, which is zeros without one.
             steps: K.
             size: of a minibatch.
             drawn: for how many of its items noise is drawn, however far it is filled up; None: all.
-            follows: 0/1 `[K]`; None for zeros.
+            update_targets: 0/1 `[K]`; None for zeros.
         """
-        found = {}
-        for name, spec in self._runtime.signatures.along.items():
-            if name == "follows":
-                array = np.zeros(steps) if follows is None else np.asarray(follows)
-            elif name == "takes":
-                done = 0 if state is None else state.num_grad_updates
-                taken = self._functions.optimizer.taken
-                array = np.array([taken(done + k) for k in range(steps)])
-            elif name == "update_noise":
-                array = np.zeros((steps, *spec.shape[1:]), np.float32)
-                if state is not None and size:
-                    array = state.learning_rng.standard_normal(array.shape, np.float32)
-            else:
-                array = np.zeros((steps, size, *spec.shape[2:]), np.float32)
-                if state is not None:
-                    part = array[:, : size if drawn is None else drawn]
-                    part[...] = state.learning_rng.standard_normal(part.shape, np.float32)
-            found[name] = array.astype(np.float32, copy=False)
-        return found
+        specs, result = self._runtime.signatures.step_inputs, StepInputs()
+        if specs == result:
+            return result
+        if is_input(specs.update_targets):
+            moves = np.zeros(steps) if update_targets is None else np.asarray(update_targets)
+            result = result._replace(update_targets=moves.astype(np.float32, copy=False))
+        if is_input(specs.active_optimizers):
+            before = 0 if state is None else state.num_grad_updates
+            active = [self._functions.optimizer.taken(before + k) for k in range(steps)]
+            result = result._replace(active_optimizers=np.array(active, np.float32))
+        if is_input(specs.noise):
+            noise = np.zeros((steps, size, *specs.noise.shape[2:]), np.float32)
+            if state is not None:
+                part = noise[:, : size if drawn is None else drawn]
+                part[...] = state.learning_rng.standard_normal(part.shape, np.float32)
+            result = result._replace(noise=noise)
+        if is_input(specs.update_noise):
+            noise = np.zeros((steps, *specs.update_noise.shape[1:]), np.float32)
+            if state is not None and size:
+                noise[...] = state.learning_rng.standard_normal(noise.shape, np.float32)
+            result = result._replace(update_noise=noise)
+        return result
 
     def _width(self, state: PolicyState, items: np.ndarray, minibatch_size: int) -> int:
         """Returns to how many items a part of a batch is filled up."""
@@ -391,14 +404,14 @@ class Updates:
         learner = self._learner(form, fetches=fetches, clips=self._spec.clips(state.hyper))
         place = self._runtime.placed if batch.is_kept else self._runtime.lent
         columns = batch.placed(capacity, place)
-        each = minibatches.rows, minibatches.mask, minibatches.along
-        index, mask, along = self._runtime.lent(each)
+        each = minibatches.rows, minibatches.mask, minibatches.inputs
+        index, mask, inputs = self._runtime.lent(each)
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:
             began = time.perf_counter()
             last = min(first + self._pace.minibatches(shapes[2]), steps)
-            given = columns, index, mask, along, self._placed_piece(first, last), totals
+            given = columns, index, mask, inputs, self._placed_piece(first, last), totals
             totals, found, left = learner(state, *given, shapes=shapes, meanwhile=meanwhile)
             array = np.asarray(totals)
             if last > first:
@@ -449,7 +462,7 @@ class Updates:
         size = min(self.items_of(minibatch_size or rows), items)
         fetches = minibatch_size is None and bool(self.signature.fetches)
         nothing = draw_minibatches(items, num_epochs, size, None)
-        nothing = nothing._replace(along=self._along(None, *nothing.rows.shape))
+        nothing = nothing._replace(inputs=self._step_inputs(None, *nothing.rows.shape))
         require_tensorflow()
         with self._lock:
             # A compiled step is compiled when it runs; the state that it changes is nobody's.
@@ -467,12 +480,12 @@ class Updates:
         with state.lock, self._lock:
             self._runtime.begin_update(state)
             columns = batch.placed(batch.items, self._runtime.placed)
-            along = self._along(state, 1, batch.items)
-            found, named, fetched = self._gradients(state, columns, self._runtime.placed(along))
+            inputs = self._step_inputs(state, 1, batch.items)
+            found, named, fetched = self._gradients(state, columns, self._runtime.placed(inputs))
             gradients = [np.array(x) for x in found]
             stats = {name: float(value) for name, value in named.items()}
             if not (math.isfinite(stats.pop(LOSS)) and all_finite(gradients)):
-                met(functools.partial(self._reason, state, batch.columns, along, {}))
+                met(functools.partial(self._reason, state, batch.columns, inputs, {}))
         whole = one_minibatch(np.arange(batch.items, dtype=np.int32), batch.items)
         return gradients, Learned(stats, self._of_rows(fetched, batch, whole))
 
@@ -488,7 +501,7 @@ class Updates:
 
         def run() -> _Ran:
             place = self._runtime.placed
-            left = self._apply(state, place(list(gradients)), place(self._along(state, 1, 0)))
+            left = self._apply(state, place(list(gradients)), place(self._step_inputs(state, 1, 0)))
             return _Ran(left, 0, 0.0, reason, Learned({}, {}))
 
         self._counted(state, met, run)
@@ -535,11 +548,11 @@ class Updates:
 
         before, done = last_sound(state, minibatches.steps, anew)
         valid = minibatches.mask[done] > 0
-        along = {name: x[done : done + 1] for name, x in minibatches.along.items()}
-        if "noise" in along:
-            along["noise"] = along["noise"][:, valid]
+        inputs = minibatches.inputs.map(lambda x: x[done : done + 1])
+        if is_input(inputs.noise):
+            inputs = inputs._replace(noise=inputs.noise[:, valid])
         chosen = batch.taken(minibatches.rows[done][valid])
-        reason = self._reason(before, chosen, along, left)
+        reason = self._reason(before, chosen, inputs, left)
         if minibatches.steps > 1:
             reason = reason._replace(where=f"minibatch {done + 1} of {minibatches.steps}")
         return reason
@@ -548,7 +561,7 @@ class Updates:
         self,
         state: PolicyState,
         columns: Mapping[str, Any],
-        along: Mapping[str, np.ndarray],
+        inputs: StepInputs,
         left: Mapping[str, Any],
     ) -> Reason:
         """Returns why one minibatch gave what is not finite.
@@ -556,12 +569,12 @@ class Updates:
         Args:
             state: before.
             columns: of the minibatch.
-            along: with it, `[1, ...]`.
+            inputs: that come with it, `[1, ...]`.
             left: what the update left, by piece.
         """
         self._eager.begin_update(state)
         with placed(self._functions.device):
-            found = first_term(self._functions, state, columns, along) or self._bad_of(left)
+            found = first_term(self._functions, state, columns, inputs) or self._bad_of(left)
         return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
 
     def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfpolicies import ported
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
+from tfpolicies.extensions import EXTENSIONS, describe_import, describe_missing
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
 from tfpolicies.models.ports import NOISE, SEQ_LENS
@@ -181,12 +182,19 @@ class ModelView:
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the user's own model has under that name, a layer or a method."""
-        if name in ported.NAMES:
-            return ported.missing(self, name, f"model.{name} cannot be had here: call the model")
         if name.startswith("__"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(describe_missing(self, name))
+        with contextlib.suppress(LookupError):
+            return EXTENSIONS.get_attribute(self, name)
         model = users_model(self._network.model)
-        return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
+        try:
+            return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
+        except AttributeError:
+            hint = describe_import(self, name)
+            if not hint:
+                raise
+            message = f"model.{name} cannot be had here: call the model{hint}"
+            raise AttributeError(message) from None
 
 
 def _with_last_row(outputs: NetworkOutputs, seq_lens: Any, time_steps: Any) -> NetworkOutputs:

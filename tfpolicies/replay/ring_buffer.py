@@ -161,7 +161,6 @@ class ReplayBuffer:
         Args:
             policy_id: accepted so that a buffer is a `ReplayActor`; all rows are of one policy.
         """
-        del policy_id
         if self.num_added < max(self.learning_starts, min(self.train_batch_size, self.capacity)):
             return None
         return self.sample(self.train_batch_size)

@@ -62,8 +62,7 @@ class Room:
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._limit is None:
-            available = available_memory()
-            self._limit = available // 2 if available is not None else 2**63
+            self._limit = available_memory() // 2
         in_memory = self.bytes_in_memory + size <= self._limit
         try:
             made = (_in_memory if in_memory else self._in_file)(shape, dtype, size)
@@ -101,7 +100,7 @@ def _in_memory(shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
 
     The C library would put arrays of up to 32 MB among small ones, and keep what is let go of.
     """
-    if size < _OWN_PAGES or not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+    if size < _OWN_PAGES:
         return np.empty(shape, dtype)
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux

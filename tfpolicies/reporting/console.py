@@ -151,12 +151,7 @@ def summary_table(title: str, entries: Mapping[str, object]) -> Group:
     steps        61,440
     mean return  481.25
     """
-    table = Table(
-        show_header=False,
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-    )
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in entries.items():

@@ -264,7 +264,7 @@ def _points(rows: Sequence[Mapping[str, float]], column: str) -> tuple[list[floa
     "mean", "min" and "max" are those of the returns of training episodes.
     """
     values = [(row["env_steps"], _get_value(row, column)) for row in rows]
-    kept = [(steps, value) for steps, value in values if _is_finite(value)]
+    kept = [(steps, value) for steps, value in values if math.isfinite(value)]
     return [steps for steps, _ in kept], [value for _, value in kept]
 
 
@@ -272,11 +272,7 @@ def _get_value(row: Mapping[str, float], column: str) -> float:
     if column not in ("mean", "min", "max"):
         return row.get(column, math.nan)
     value = row.get(f"{RECENT}{column}", math.nan)
-    return value if _is_finite(value) else row.get(f"episode_reward_{column}", math.nan)
-
-
-def _is_finite(value: float) -> bool:
-    return math.isfinite(value)
+    return value if math.isfinite(value) else row.get(f"episode_reward_{column}", math.nan)
 
 
 def _number(value: float) -> str:

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
+from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.policy.learning_batches import in_sequences, postprocessed
 from tfpolicies.rollout.collected import Collected, Trajectory
@@ -68,13 +68,13 @@ class Postprocessor:
         """
         for sample in samples:
             sample.prepare(self._clip_rewards, self._returns(sample))
-            views = sample.learning.settled_views()
+            views = sample.learning.settle_views()
             if views:
                 lookback = self._lookbacks.setdefault(sample.policy_id, Lookback())
                 batch, running = sample.batch(), set(self._running())
                 sample.views = lookback.views(batch, sample.ends, views, running)
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
-        told = {x.policy_id for x in samples if calls_back or x.learning.by_trajectory}
+        told = {x.policy_id for x in samples if calls_back or x.learning.postprocesses_trajectories}
         known = who() if told else {}
         samples = [self._with_those_that_waited(sample) for sample in samples]
         originals = self._originals(samples, known) if told else {}
@@ -107,7 +107,7 @@ class Postprocessor:
 
     def _ready(self, sample: Collected) -> Collected:
         """Returns the rows that need not wait for later ones, postprocessed if that is for all."""
-        if sample.learning.by_trajectory:
+        if sample.learning.postprocesses_trajectories:
             return sample
         count = sample.learning.lookahead
         if not count:
@@ -143,7 +143,7 @@ class Postprocessor:
     def _returns(self, sample: Collected) -> np.ndarray | None:
         """Returns the returns so far of a sample's rows, where its rewards are scaled by these."""
         policy = sample.policy
-        if not isinstance(policy.holding.filters.get("reward_filter"), ReturnFilter):
+        if not isinstance(policy.driver.filters.get("reward_filter"), ReturnFilter):
             return None
         kept = self._running_returns.setdefault(sample.policy_id, RunningReturns())
         clipped = clipped_rewards(sample.earned, self._clip_rewards)
@@ -176,10 +176,10 @@ class Postprocessor:
         for unroll, rows in sample.pieces():
             episode, agent = who[unroll]
             all_agents, piece = originals[episode.episode_id], batch[rows]
-            if sample.learning.by_trajectory:
+            if sample.learning.postprocesses_trajectories:
                 others = {other: x for other, x in all_agents.items() if other != agent}
                 piece = postprocessed(policy, piece, others, episode)
-            with ported.shown(piece, policy.observation_space):
+            with EXTENSIONS.edit_batch(piece, policy.observation_space):
                 self._callbacks.on_postprocess_trajectory(
                     worker=self._worker,
                     episode=episode,

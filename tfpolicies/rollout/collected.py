@@ -51,13 +51,13 @@ class Collected:
 
     def __post_init__(self) -> None:
         self.earned = self.columns["rewards"]
-        self.learning = self.policy.learning
+        self.learning = self.policy.driver.learning
 
     def batch(self) -> SampleBatch:
         """Returns the rows as they are now."""
         policy = self.policy
         space, action_space = policy.observation_space, policy.action_space
-        views = policy.acting.given
+        views = policy.driver.acting.input_views
         batch = SampleBatch(
             {
                 "obs": policy._as_given(nest(space, self.obs)),
@@ -130,8 +130,10 @@ class Collected:
         learning.observe(
             [leaf[None] for leaf in self.obs], {name: x[None] for name, x in seen.items()}
         )
-        self.obs, self.new_obs = ([*learning.seen(x)] for x in (self.obs, self.new_obs))
-        columns["rewards"] = learning.scaled(clipped_rewards(self.earned, clip_rewards))
+        self.obs, self.new_obs = (
+            [*learning.normalize_observations(x)] for x in (self.obs, self.new_obs)
+        )
+        columns["rewards"] = learning.scale_rewards(clipped_rewards(self.earned, clip_rewards))
 
     @property
     def packing(self) -> Packing:
@@ -144,7 +146,7 @@ class Collected:
         packing = self.packing
         open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
         after = [leaf[open_rows] for leaf in self.new_obs]
-        if views := policy.acting.views:
+        if views := policy.driver.acting.views:
             plain = plain_leaves(policy.observation_space)
             after += seen_after(
                 views,

@@ -11,6 +11,7 @@ import numpy as np
 from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import Port, View
 from tfpolicies.models.spaces import nest
+from tfpolicies.policy.policy import Policy
 
 
 def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarray:
@@ -24,7 +25,7 @@ def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarra
     return np.sign(rewards) if clip is True else np.clip(rewards, -clip, clip)
 
 
-def require_same_columns(policy: Any, kept: Collection[str], given: Collection[str]) -> None:
+def require_same_columns(policy: Policy, kept: Collection[str], given: Collection[str]) -> None:
     """Checks that a policy acts with the columns that it acted with before.
 
     Args:

@@ -12,11 +12,12 @@ from tfpolicies.connectors.connector import ActionStep, AgentStep
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.policy_connection import NO_PIPELINES, pipelines_of
 from tfpolicies.rollout.timing import now
 
 
-def connected(envs: Environments, policy: Any) -> Environments:
+def connected(envs: Environments, policy: Policy) -> Environments:
     """Returns environments behind the connectors of the policy that acts in them, if it has any.
 
     Raises:
@@ -31,7 +32,7 @@ def connected(envs: Environments, policy: Any) -> Environments:
     )
 
 
-def connector_metrics_of(policy: Any) -> dict[str, Any]:
+def connector_metrics_of(policy: Policy) -> dict[str, Any]:
     """Returns the times of the connectors of the one policy that acts, by its id, for metrics."""
     found = policy.get_connector_metrics()
     return {DEFAULT_POLICY_ID: found} if found else {}

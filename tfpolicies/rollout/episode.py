@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import UsageError
+from tfpolicies.extensions import EXTENSIONS, Extensible
 
 SINGLE_AGENT = "agent0"
 
@@ -20,7 +20,7 @@ _NOTHING: Mapping[Any, Any] = {}
 
 
 @dataclass
-class Episode:
+class Episode(Extensible):
     """One episode of one environment.
 
     Attributes:
@@ -55,19 +55,12 @@ class Episode:
     _truncateds: dict[Any, bool] = field(default_factory=dict)
     _acted: dict[Any, tuple[Mapping[str, np.ndarray], int]] = field(default_factory=dict)
 
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            """Asks what only ported code calls."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            return ported.missing(self, name, message)
-
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
         """The sum of rewards by agent and policy."""
         return {(SINGLE_AGENT, DEFAULT_POLICY_ID): self.total_reward}
 
-    def policy_for(self, agent_id: Any = SINGLE_AGENT) -> str:
+    def policy_for(self, agent_id: Hashable = SINGLE_AGENT) -> str:
         """Returns the id of the policy that acts for an agent."""
         del agent_id
         return DEFAULT_POLICY_ID
@@ -76,11 +69,11 @@ class Episode:
         """Returns the ids of the agents seen so far."""
         return [SINGLE_AGENT]
 
-    def last_info_for(self, agent_id: Any = SINGLE_AGENT) -> Mapping[str, Any]:
+    def last_info_for(self, agent_id: Hashable = SINGLE_AGENT) -> Mapping[str, Any]:
         """Returns the last info of an agent, `{}` if it had none."""
         return self.last_infos.get(agent_id, {})
 
-    def last_observation_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+    def last_observation_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
         """Returns the last observation of an agent, before filters; None if it had none yet.
 
         At an episode's start a vector environment may not have shown it. Where there are several
@@ -88,15 +81,15 @@ class Episode:
         """
         return self._last_obs.get(agent_id)
 
-    def last_raw_obs_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+    def last_raw_obs_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
         """Is `last_observation_for`: observations are encoded in the policy."""
         return self.last_observation_for(agent_id)
 
-    def last_action_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+    def last_action_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
         """Returns an agent's last action as the environment took it; None before the first."""
         return self._last_actions.get(agent_id)
 
-    def last_reward_for(self, agent_id: Any = SINGLE_AGENT) -> float:
+    def last_reward_for(self, agent_id: Hashable = SINGLE_AGENT) -> float:
         """Returns the last reward that the environment gave an agent; 0 before the first."""
         return float(self._last_rewards.get(agent_id, 0.0))
 
@@ -109,7 +102,7 @@ class Episode:
         truncateds: Mapping[Any, bool] = _NOTHING,
     ) -> None:
         """Takes down what agents saw, did and got last, by their ids, for callbacks to ask."""
-        if ported.MODULES:
+        if EXTENSIONS.records_steps:
             _keep(self._last_actions, self._prev_actions, actions)
             _keep(self._last_rewards, self._prev_rewards, rewards)
             self._terminateds.update(terminateds)
@@ -239,7 +232,7 @@ class EpisodeFollower:
 
 def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the columns of acting in memory that stays as it is; `{}` if nobody could ask."""
-    return {name: x.copy() for name, x in columns.items()} if ported.MODULES else {}
+    return {name: x.copy() for name, x in columns.items()} if EXTENSIONS.records_steps else {}
 
 
 def with_notes(metrics: RolloutMetrics, episode: Any) -> RolloutMetrics:

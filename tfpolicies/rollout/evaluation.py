@@ -11,7 +11,8 @@ import numpy as np
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
-from tfpolicies.policy.session import Memory
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics, with_notes
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
@@ -41,7 +42,7 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
 
 
 def play_episodes(
-    policy: Any,
+    policy: Policy,
     envs: Environments,
     goal: Goal,
     *,
@@ -73,12 +74,12 @@ def play_episodes(
     shares = (goal.amount + count - 1 - first_ones_more) // count
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[RolloutMetrics] = []
-    memory = Memory(policy, count)
-    if follower is None and memory.acting.asks_for_episodes:
+    memory = RecurrentState(policy, count)
+    if follower is None and memory.driver.acting.reads_episodes:
         follower = EpisodeFollower(lambda *told: None, None, count, np.random.default_rng())
     if follower is not None:
         follower.start_all(first)
-        if memory.acting.asks_for_episodes:
+        if memory.driver.acting.reads_episodes:
             memory.around = follower.around
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
     steps, report_at = 0, LONG

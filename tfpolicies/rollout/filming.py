@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +12,7 @@ import numpy as np
 from tfpolicies.envs.making import EnvContext, make_environments
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
 from tfpolicies.envs.rendering import pictures_of, quiet_drawing, render_fps
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.connected import connected
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play_episodes
@@ -107,10 +108,10 @@ class _FilmedAgents(MultiAgentEnv):
                 setattr(self, name, getattr(env, name))
         self.get_agent_ids = env.get_agent_ids  # type: ignore[method-assign]
 
-    def observation_space_of(self, agent_id: Any) -> gym.Space:
+    def observation_space_of(self, agent_id: Hashable) -> gym.Space:
         return self.env.observation_space_of(agent_id)
 
-    def action_space_of(self, agent_id: Any) -> gym.Space:
+    def action_space_of(self, agent_id: Hashable) -> gym.Space:
         return self.env.action_space_of(agent_id)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
@@ -132,7 +133,7 @@ class _FilmedAgents(MultiAgentEnv):
 
 @contextlib.contextmanager
 def on_stage(
-    policy: Any, make: Callable[[EnvContext], Any], *, allow_other_spaces: bool
+    policy: Policy, make: Callable[[EnvContext], Any], *, allow_other_spaces: bool
 ) -> Iterator[Play]:
     """Gives what plays episodes with one policy, as evaluations do.
 

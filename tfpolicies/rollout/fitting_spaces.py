@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.errors import EnvError, SpaceError
 from tfpolicies.models.spaces import LEAF_SPACES, is_float_box
+from tfpolicies.policy.policy import Policy
 
 logger = logging.getLogger("tfpolicies")
 
@@ -26,7 +28,7 @@ _MOST_AGENTS = 4096  # that are remembered per policy
 
 
 def require_fitting_spaces(
-    policy_id: str, policy: Any, whose: str, observation_space: Any, action_space: Any
+    policy_id: str, policy: Policy, whose: str, observation_space: Any, action_space: Any
 ) -> None:
     """Checks that a policy can read what an environment gives, and that its actions are allowed.
 
@@ -45,7 +47,7 @@ def require_fitting_spaces(
         SpaceError: naming both spaces.
     """
     given = (observation_space, action_space)
-    for name, own, mine in zip(_NAMES, given, policy.holding.spaces, strict=True):
+    for name, own, mine in zip(_NAMES, given, policy.driver.spaces, strict=True):
         if not isinstance(mine, gym.Space) or not isinstance(own, gym.Space) or mine is own:
             continue
         acts = name == "action_space"
@@ -193,7 +195,7 @@ class AgentSpaces:
         self._observed = observed
         self._met: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
-    def check(self, env: Any, agent: Any, policy_id: str, policy: Any) -> None:
+    def check(self, env: Any, agent: Hashable, policy_id: str, policy: Policy) -> None:
         """Checks that a policy can act for an agent; see `require_fitting_spaces`.
 
         What the environment does not tell is not checked; nor is what stands behind connectors,
@@ -217,7 +219,7 @@ class AgentSpaces:
         met.add(agent)
 
 
-def space_of(env: MultiAgentEnv, name: str, agent: Any) -> gym.Space | None:
+def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space | None:
     """Returns the `observation_space` or `action_space` of an agent; None if nobody tells it."""
     try:
         return getattr(env, f"{name}_of")(agent)

@@ -21,7 +21,7 @@ mapped to the policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,14 +93,14 @@ class Connections:
         """Forgets the rows of a policy that is gone."""
         self.connected = [each for each in self.connected if each is not rows]
 
-    def _space_of(self, env_id: int, agent: Any) -> spaces.Space | None:
+    def _space_of(self, env_id: int, agent: Hashable) -> spaces.Space | None:
         env = self._envs.envs[env_id]
         return space_of(env, "observation_space", agent) if self._space_is_known else None
 
     # -- a step -------------------------------------------------------------------------------
 
     def end(
-        self, copy: Copy, rows: PolicyRows, agent: Any, unroll: int, observed: tuple[Any, ...]
+        self, copy: Copy, rows: PolicyRows, agent: Hashable, unroll: int, observed: tuple[Any, ...]
     ) -> None:
         """Takes down that an agent is done; `observed` is its last observation, if it has one."""
         seats = np.array([copy.episode.seat_of[agent]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class MultiAgentEpisode(Episode):
         total, ids = self.seats.columns["total"], self._policy_ids
         return {(agent, ids[agent]): float(total[seat]) for agent, seat in self.seat_of.items()}
 
-    def policy_for(self, agent_id: Any = SINGLE_AGENT) -> str:
+    def policy_for(self, agent_id: Hashable = SINGLE_AGENT) -> str:
         """Returns the id of the policy that acts for an agent in this episode.
 
         Raises:
@@ -56,7 +56,7 @@ class MultiAgentEpisode(Episode):
             self._policy_ids[agent_id] = policy_id
         return self._policy_ids[agent_id]
 
-    def _mapped(self, agent_id: Any) -> str:
+    def _mapped(self, agent_id: Hashable) -> str:
         policy_id = None
         present = self.worker_policies.policy_mapping_fn
         for mapping_fn in (self.mapping_fn, present):
@@ -84,7 +84,7 @@ class MultiAgentEpisode(Episode):
         """Takes over which policy acts for which agent, as a checkpoint has it."""
         self._policy_ids.update(policy_ids)
 
-    def is_barred(self, agent: Any) -> bool:
+    def is_barred(self, agent: Hashable) -> bool:
         """Whether the agent's last info says that its trajectory is not to be learned from."""
         info = self.last_infos.get(agent)
         return isinstance(info, Mapping) and not info.get("training_enabled", True)
@@ -179,7 +179,7 @@ class Copy:
         ]
         return Cast(self._seats_of(agents), tuple(parts))
 
-    def _seat(self, agent: Any) -> None:
+    def _seat(self, agent: Hashable) -> None:
         if agent == ALL:
             raise EnvError(
                 f"Environment {self.index} gave an observation of '__all__', which is no agent id."

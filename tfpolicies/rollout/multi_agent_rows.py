@@ -7,9 +7,10 @@ policy's own table has the observation and the columns of acting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 
 from tfpolicies.envs.repairs import check_observation, sound_check
@@ -17,7 +18,8 @@ from tfpolicies.envs.vector import copier
 from tfpolicies.finite import real
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
-from tfpolicies.policy.session import Memory
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.columns import require_same_columns
 from tfpolicies.rollout.episode import own_columns
 
@@ -105,7 +107,7 @@ class Seats(Table):
         for name in self.columns:
             self.columns[name][NOBODY] = -1 if name == "record" else 0
 
-    def take(self, episode: Any, agent: Any, agent_index: int) -> int:
+    def take(self, episode: Any, agent: Hashable, agent_index: int) -> int:
         """Gives a seat to an agent at its first observation."""
         seat = self.free.pop() if self.free else self.append(1).start
         columns = self.columns
@@ -120,17 +122,17 @@ class Seats(Table):
         """Returns the unroll id of the running piece of a seat's trajectory."""
         return int(self.columns["unroll_id"][seat])
 
-    def recognise(self, seat: int, episode: Any, agent: Any) -> None:
+    def recognise(self, seat: int, episode: Any, agent: Hashable) -> None:
         """Takes down who has a seat that is taken already."""
         self.who[self.unroll(seat)] = (episode, agent)
 
-    def turn_page(self, seat: int, episode: Any, agent: Any) -> None:
+    def turn_page(self, seat: int, episode: Any, agent: Hashable) -> None:
         """Begins a new piece of an agent's trajectory."""
         unroll = self.columns["unroll_id"]
         self.who.pop(int(unroll[seat]), None)
         unroll[seat] = self._new_unroll(episode, agent)
 
-    def _new_unroll(self, episode: Any, agent: Any) -> int:
+    def _new_unroll(self, episode: Any, agent: Hashable) -> int:
         unroll, self.next_unroll = self.next_unroll, self.next_unroll + 1
         self.who[unroll] = (episode, agent)
         return unroll
@@ -154,7 +156,7 @@ class Stacker:
         leaves: of the space.
     """
 
-    def __init__(self, space: Any) -> None:
+    def __init__(self, space: gym.Space) -> None:
         self.leaves = leaves(space)
         self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
 
@@ -195,7 +197,7 @@ class Stacker:
         if not self.is_sound(leaf, target):
             raise ValueError
 
-    def is_sound(self, leaf: Leaf, values: Any) -> bool:
+    def is_sound(self, leaf: Leaf, values: np.ndarray) -> bool:
         """Whether the values of a leaf, one or a batch, can be of its space; see `sound_check`."""
         return self._is_sound[leaf.path](values)
 
@@ -215,11 +217,11 @@ class PolicyRows:
         waiting: who acts next: the copy of the environment, who of it, and what they observed.
     """
 
-    def __init__(self, policy_id: str, policy: Any) -> None:
+    def __init__(self, policy_id: str, policy: Policy) -> None:
         self.policy_id = policy_id
         self.policy = policy
         self._whose = f"observation that policy {policy_id!r} is to act on"
-        self.asks_for_episodes: bool = policy.acting.asks_for_episodes
+        self.asks_for_episodes: bool = policy.driver.acting.reads_episodes
         self.connection: Any = None  # a Connection
         self.stacker = Stacker(policy.observation_space)
         self.leaves = self.stacker.leaves
@@ -229,7 +231,7 @@ class PolicyRows:
         kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
         self.table = Table({"record:": ((), np.int64), **kinds})
         self.acted: tuple[str, ...] = ()  # the names of the columns of acting
-        self.memory = Memory(policy, 1)
+        self.memory = RecurrentState(policy, 1)
         self.finals: dict[int, list[np.ndarray]] = {}
         self.waiting: list[tuple[Any, Part, Sequence[Any]]] = []
 

@@ -9,7 +9,7 @@ policy stand its connectors, if it has any; see `multi_agent_connectors.py` for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,8 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
 from tfpolicies.envs.vector import single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
-from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy_map.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
@@ -137,7 +138,7 @@ class MultiAgentSampler(Sampler):
             self._connections.connect(found)
         return found
 
-    def _keep_infos_for(self, policy: Any) -> None:
+    def _keep_infos_for(self, policy: Policy) -> None:
         """Has infos kept from now on, if somebody reads them."""
         if self._reads_infos(policy):
             self._ledger.keep_infos()
@@ -185,7 +186,7 @@ class MultiAgentSampler(Sampler):
             admit=self._admit,
         )
 
-    def _admit(self, episode: MultiAgentEpisode, agent: Any, policy_id: str) -> None:
+    def _admit(self, episode: MultiAgentEpisode, agent: Hashable, policy_id: str) -> None:
         env = self.envs.envs[episode.env_index]
         self._spaces.check(env, agent, policy_id, self._present(policy_id))
 
@@ -230,8 +231,8 @@ class MultiAgentSampler(Sampler):
             self.metrics.append(metrics)
         for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
             policy = self._present(policy_id)
-            if policy is not None and policy.acting.follows_episodes:
-                policy.acting.next_episode()
+            if policy is not None and policy.driver.acting.resets_per_episode:
+                policy.driver.acting.start_episode()
 
     def _metrics_of(self, episode: MultiAgentEpisode) -> RolloutMetrics:
         return episode.metrics(self.times.means(), self._connections.metrics(episode))
@@ -408,7 +409,7 @@ class MultiAgentSampler(Sampler):
         firsts = first + np.cumsum([0, *map(len, seats)])
         calls = [
             ColumnsCall(
-                rows.memory.acting,
+                rows.memory.driver.acting,
                 obs := self._observed(rows, own),
                 *rows.memory.inputs(obs, own),
                 self._around(rows) if rows.asks_for_episodes else _NOTHING,

@@ -74,8 +74,8 @@ class MultiPolicyLearner:
                 rows[name] = standardized(np.asarray(rows[name], np.float32))
         results: dict[str, Any] = {}
         for policy_id, rows in by_policy.items():
-            learning, size = self._policy_map[policy_id].learning, minibatch_size or rows.count
-            results[policy_id] = learning.update(rows, num_epochs, size, rng=rng)
+            driver, size = self._policy_map[policy_id].driver, minibatch_size or rows.count
+            results[policy_id] = driver.learning.update(rows, num_epochs, size, rng=rng)
         return results
 
     def compute_gradients(

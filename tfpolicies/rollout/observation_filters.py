@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.errors import UsageError
-from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.policy_map.policy_map import PolicyMap
 
 
 class ObservationFilters:
@@ -22,7 +22,7 @@ class ObservationFilters:
     @property
     def by_policy(self) -> dict[str, Any]:
         """The filters themselves, by policy id."""
-        filters = {pid: policy.holding.filters for pid, policy in self._policy_map.items()}
+        filters = {pid: policy.driver.filters for pid, policy in self._policy_map.items()}
         return {pid: own["filter"] for pid, own in filters.items() if "filter" in own}
 
     def copy(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class ObservationFilters:
             each.snapshot().sync(new_filters[policy_id])
         for policy_id, each in own.items():
             each.sync(new_filters[policy_id])
-            self._policy_map.handle(policy_id).holding.apply_filters()
+            self._policy_map.handle(policy_id).driver.apply_filters()
 
     def flush(self) -> None:
         """Lets the statistics of what was sampled take effect.
@@ -52,4 +52,4 @@ class ObservationFilters:
         that what was acted on and what is learned from are normalised alike.
         """
         for policy in self._policy_map.values():
-            policy.learning.flush_filters()
+            policy.driver.learning.flush_filters()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -17,19 +18,20 @@ from tfpolicies.connectors import (
 from tfpolicies.envs.repairs import are_sound, unsound
 from tfpolicies.errors import ConfigError, ObservationError, SpaceError
 from tfpolicies.models.spaces import batch_leaves, leaves, nest
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker
 
 Pipelines = tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]
 NO_PIPELINES: Pipelines = (None, None)
 
 
-def pipelines_of(policy: Any) -> Pipelines:
+def pipelines_of(policy: Policy) -> Pipelines:
     """Returns the connectors of a policy; None for both where there is nothing in them."""
     agent, action = policy.agent_connectors, policy.action_connectors
     return (agent, action) if agent or action else NO_PIPELINES
 
 
-def has_others(policy: Any, held: Pipelines) -> bool:
+def has_others(policy: Policy, held: Pipelines) -> bool:
     """Whether a policy has other connectors now than those of before."""
     return any(one is not other for one, other in zip(pipelines_of(policy), held, strict=True))
 
@@ -64,7 +66,7 @@ class Connection:
 
     # -- who is there -------------------------------------------------------------------------
 
-    def admit(self, seat: int, env_id: int, agent: Any) -> None:
+    def admit(self, seat: int, env_id: int, agent: Hashable) -> None:
         """Takes down the environment of an agent that took a seat.
 
         Raises:
@@ -79,7 +81,7 @@ class Connection:
             self._last = [_grown(leaf, self._seats.capacity) for leaf in self._last]
         self._env_ids[seat] = env_id
 
-    def _check(self, agent: Any, space: spaces.Space | None) -> None:
+    def _check(self, agent: Hashable, space: spaces.Space | None) -> None:
         """Checks that an agent's observations go in, and what the policy acts on comes out."""
         policy = self._rows.policy
         if self._agent is None:
@@ -191,7 +193,7 @@ def _grown(array: np.ndarray, length: int) -> np.ndarray:
     return grown
 
 
-def _form(space: Any) -> list[tuple[Any, ...]]:
+def _form(space: gym.Space) -> list[tuple[Any, ...]]:
     """Returns what must be the same of two spaces for observations of one to pass as the other's.
 
     Raises:

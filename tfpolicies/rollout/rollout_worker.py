@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import gymnasium as gym
 
-from tfpolicies import ported
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
@@ -19,8 +18,9 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Watchdog
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout import worker_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
@@ -37,7 +37,7 @@ from tfpolicies.rollout.worker_process import WorkerProcess
 from tfpolicies.storage.pickling import refuse_pickling
 
 
-class RolloutWorker(ParallelIteratorWorker, WorkerProcess):
+class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
     """Collects experience of policies in environments.
 
     Args:
@@ -85,6 +85,8 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess):
         EnvError: for an environment that is unknown or unusable.
         SpaceError: if the spaces of a policy do not fit those of the environment.
     """
+
+    _describe_missing = staticmethod(missing_attribute)
 
     def __init__(
         self,
@@ -142,12 +144,6 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess):
         except BaseException:
             self.stop()
             raise
-
-    if not TYPE_CHECKING:  # it would let any name pass
-
-        def __getattr__(self, name: str) -> Any:
-            message = missing_attribute(self, name)
-            return ported.missing(self, name, message, ported.OF_WORKERS)
 
     # -- construction -------------------------------------------------------------------------
 

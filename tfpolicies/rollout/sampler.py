@@ -12,6 +12,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, gets_batches
 from tfpolicies.errors import ConfigError
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.timing import StepTimes
@@ -98,22 +99,22 @@ class Sampler(abc.ABC):
     def _running_ids(self) -> list[int]:
         """Returns the ids of the running episodes."""
 
-    def _require_fitting_exploration(self, policy: Any, whose: str = "") -> None:
+    def _require_fitting_exploration(self, policy: Policy, whose: str = "") -> None:
         """Checks that what a policy explores by can be used with these fragments.
 
         Raises:
             ConfigError: if it needs whole episodes.
         """
-        if policy.acting.follows_episodes and not self._complete:
+        if policy.driver.acting.resets_per_episode and not self._complete:
             raise ConfigError(
                 f"exploration_config={{'type': 'ParameterNoise'}}{whose} disturbs the weights for "
                 "a whole episode, so it needs batch_mode='complete_episodes', got "
                 "'truncate_episodes'."
             )
 
-    def _reads_infos(self, policy: Any) -> bool:
+    def _reads_infos(self, policy: Policy) -> bool:
         """Whether the policy or a callback reads the infos that are in batches."""
-        return policy.learning.by_trajectory or self._gives_batches
+        return policy.driver.learning.postprocesses_trajectories or self._gives_batches
 
     def _tell(self, moment: str, episode: Any, env_index: int) -> None:
         """Calls the callback for a moment of an episode, or of the error that ended one."""

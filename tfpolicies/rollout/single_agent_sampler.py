@@ -21,7 +21,8 @@ from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
-from tfpolicies.policy.session import Memory
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.batches import Who
 from tfpolicies.rollout.collected import Collected
 from tfpolicies.rollout.columns import require_same_columns
@@ -116,7 +117,7 @@ class _Buffer:
         return [leaf.swapaxes(0, 1) for leaf in self.obs], of_env
 
     def places_of(
-        self, policy: Any, columns: Mapping[str, np.ndarray]
+        self, policy: Policy, columns: Mapping[str, np.ndarray]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns a view `[W, N, ...]` for each column of acting, with the column `[N, ...]`.
 
@@ -211,7 +212,7 @@ class SingleAgentSampler(Sampler):
         self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
         self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
         self._buffer: _Buffer | None = None
-        self._memory: Memory | None = None
+        self._memory: RecurrentState | None = None
         self._running = _Running.start(envs.num_envs, self.rng)
         self._next_unroll = 0
         self._connect(self._policy())
@@ -222,7 +223,7 @@ class SingleAgentSampler(Sampler):
     def _policy(self) -> Any:
         return self.policies.get(DEFAULT_POLICY_ID)
 
-    def _connect(self, policy: Any) -> None:
+    def _connect(self, policy: Policy) -> None:
         """Puts the connectors of a policy between it and the environments."""
         self._pipelines = pipelines_of(policy)
         self.envs = connected(self._environments, policy)
@@ -243,9 +244,9 @@ class SingleAgentSampler(Sampler):
         if self._follower is not None:
             self._follower.start_all(obs)
 
-    def _wants_episodes(self, policy: Any) -> bool:
+    def _wants_episodes(self, policy: Policy) -> bool:
         """Whether somebody is to be told of single episodes, step by step."""
-        return policy.acting.asks_for_episodes or follows_episodes(self._callbacks)
+        return policy.driver.acting.reads_episodes or follows_episodes(self._callbacks)
 
     def _new_follower(self) -> EpisodeFollower | None:
         """Returns what tells of single episodes, None if nobody wants to know."""
@@ -279,11 +280,11 @@ class SingleAgentSampler(Sampler):
 
     # -- the loop -----------------------------------------------------------------------------
 
-    def _collect(self, policy: Any, buffer: _Buffer) -> _Buffer:
+    def _collect(self, policy: Policy, buffer: _Buffer) -> _Buffer:
         memory = self._memory_of(policy)
-        follows = policy.acting.follows_episodes
+        follows = policy.driver.acting.resets_per_episode
         minds_ends = memory.is_needed or follows
-        act = memory.act if memory.is_needed else policy.acting.columns
+        act = memory.act if memory.is_needed else policy.driver.acting.act
         envs, follower, space_leaves = self.envs, self._follower, self._leaves
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
         first, connecting, inference, waited, started = buffer.used, envs.connecting, 0, 0, now()
@@ -295,7 +296,7 @@ class SingleAgentSampler(Sampler):
             alive, infos = buffer.alive.swapaxes(0, 1), buffer.infos
             known, kept = None, []
             steps = range(buffer.used, min(buffer.used + missing, buffer.width))
-            with policy.acting.ahead(len(steps) * envs.num_envs):
+            with policy.driver.acting.prefetch_noise(len(steps) * envs.num_envs):
                 for t in steps:
                     asked = now()
                     env_actions, columns = act(obs)
@@ -317,7 +318,7 @@ class SingleAgentSampler(Sampler):
                         ended = step.terminateds | step.truncateds
                         memory.stepped(step.rewards, ended, step.dead)
                         if follows and ended.any():
-                            policy.acting.next_episode()
+                            policy.driver.acting.start_episode()
                     if step.dead is not None:
                         np.logical_not(step.dead, alive[t])
                         buffer.has_dead = True
@@ -355,10 +356,10 @@ class SingleAgentSampler(Sampler):
         if steps[longest] >= LONG:
             report_long_sample(longest, int(steps[longest]))
 
-    def _memory_of(self, policy: Any) -> Memory:
+    def _memory_of(self, policy: Policy) -> RecurrentState:
         if self._memory is None or self._memory.policy is not policy:
-            self._memory = Memory(policy, self.envs.num_envs)
-            if policy.acting.asks_for_episodes and self._follower is not None:
+            self._memory = RecurrentState(policy, self.envs.num_envs)
+            if policy.driver.acting.reads_episodes and self._follower is not None:
                 self._memory.around = self._follower.around
         return self._memory
 
@@ -424,7 +425,7 @@ class SingleAgentSampler(Sampler):
     # -- from rows to a batch -----------------------------------------------------------------
 
     def _to_batch(
-        self, policy: Any, buffer: _Buffer, taken: np.ndarray
+        self, policy: Policy, buffer: _Buffer, taken: np.ndarray
     ) -> SampleBatch | MultiAgentBatch:
         used = buffer.used
         is_whole = self._is_whole(buffer)

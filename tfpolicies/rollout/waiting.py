@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.layout import INFOS
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.collected import Collected, Trajectory
 
 
@@ -77,7 +78,7 @@ class Waiting:
         parts = {"obs": rows.obs, "new_obs": rows.new_obs, "earned": rows.earned}
         return {**parts, "columns": columns, "views": dict(rows.views)}
 
-    def set_state(self, state: Mapping[str, Any] | None, policy_id: str, policy: Any) -> None:
+    def set_state(self, state: Mapping[str, Any] | None, policy_id: str, policy: Policy) -> None:
         """Restores what `get_state` returned.
 
         Args:

@@ -17,8 +17,8 @@ from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipelin
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError, SpaceError, UnknownPolicyError, WeightsError
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout.policy_changes import (
     MappingAndTrainable,
     PolicyAddition,
@@ -226,9 +226,10 @@ class WorkerPolicies:
         if policy is None:
             if policy_id in self.policy_map:
                 return self.policy_map[policy_id]
-            policy = self.make_from_state(policy_id, addition.policy_state)
-            policy.holding.check(addition.policy_state)
-        state = policy.holding.state
+            policy_state: Any = addition.policy_state
+            policy = self.make_from_state(policy_id, policy_state)
+            policy.driver.check_state(policy_state)
+        state = policy.driver.state
         if state is not None and state.pager is not None:
             policy = policy.copy(policy_id)
         self.policy_map[policy_id] = policy

@@ -74,7 +74,7 @@ def _check(policies: WorkerPolicies, state: Any) -> _CheckedState:
         else:
             policy = policies.make_from_state(policy_id, policy_state)
             new_policies[policy_id] = policy
-        policy.holding.check(policy_state)
+        policy.driver.check_state(policy_state)
     return _CheckedState(to_train, mapping_fn, new_policies)
 
 

@@ -76,7 +76,8 @@ class Access:
             return
         origin = headers.get(b"origin", b"").lower()
         site = headers.get(b"sec-fetch-site", b"none")
-        if self._hosts and host not in self._hosts and not self._has_name(host):
+        name = _without_port(host.lower())
+        if self._hosts and host not in self._hosts and name not in self._hosts:
             raise RequestError(
                 f"This server is not called {quote(host.decode('latin-1'))}. Send the Host "
                 f"{' or '.join(sorted(x.decode() for x in self._hosts))}, or start the server with "
@@ -99,9 +100,6 @@ class Access:
             self.check_token(headers.get(b"authorization", b""))
         elif len(self._taken) < _MOST_TAKEN and not self._authorization:
             self._taken.add(host)
-
-    def _has_name(self, host: bytes) -> bool:
-        return _without_port(host.lower()) in self._hosts
 
     def check_token(self, authorization: bytes) -> None:
         """Checks what a request brings as `Authorization`.

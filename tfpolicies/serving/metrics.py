@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tfpolicies.errors import RequestError
+
+GONE = 499
+"""The status that is counted for clients that hang up."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -21,38 +31,42 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "tfpolicies_requests",
-            "Answered requests for actions",
-            ("model", "protocol", "status"),
-            registry=self._registry,
-        )
-        self.seconds = Histogram(
-            "tfpolicies_request_seconds",
-            "Seconds from a request to its answer",
-            ("model",),
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.batch_rows = Histogram(
-            "tfpolicies_batch_rows",
-            "Rows that ran together",
-            ("model",),
-            buckets=_ROWS,
-            registry=self._registry,
-        )
-        self.loads = Counter(
-            "tfpolicies_loads",
-            "Versions that were taken up or refused",
-            ("model", "outcome"),
-            registry=self._registry,
-        )
-        self.sequences = Gauge(
-            "tfpolicies_sequences",
-            "Sequences that are remembered",
-            ("model",),
-            registry=self._registry,
-        )
+        by_status = ("model", "protocol", "status")
+        self.requests = self._make(Counter, "requests", "Answered requests for actions", *by_status)
+        seconds = "Seconds from a request to its answer"
+        self.seconds = self._make(Histogram, "request_seconds", seconds, "model", buckets=_SECONDS)
+        rows = "Rows that ran together"
+        self.batch_rows = self._make(Histogram, "batch_rows", rows, "model", buckets=_ROWS)
+        loads = "Versions that were taken up or refused"
+        self.loads = self._make(Counter, "loads", loads, "model", "outcome")
+        self.sequences = self._make(Gauge, "sequences", "Sequences that are remembered", "model")
+
+    def _make(self, kind: Any, name: str, help: str, *labels: str, **settings: Any) -> Any:
+        """Returns a new metric of this server."""
+        return kind(f"tfpolicies_{name}", help, labels, registry=self._registry, **settings)
+
+    @contextlib.contextmanager
+    def measure(self, model: str, protocol: str, gone: type[BaseException]) -> Iterator[None]:
+        """Counts what is done while entered as one request for actions, with its status.
+
+        Args:
+            model: that it asks.
+            protocol: by which it came.
+            gone: what is raised where the client has hung up.
+        """
+        began, status = time.perf_counter(), 500
+        try:
+            yield
+            status = 200
+        except RequestError as error:
+            status = error.status
+            raise
+        except gone:
+            status = GONE
+            raise
+        finally:
+            self.requests.labels(model, protocol, status).inc()
+            self.seconds.labels(model).observe(time.perf_counter() - began)
 
     def text(self) -> bytes:
         """Returns all of them in Prometheus's text format."""

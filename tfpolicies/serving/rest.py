@@ -22,6 +22,7 @@ from tfpolicies.errors import RequestError
 from tfpolicies.serving.access import Access
 from tfpolicies.serving.arrivals import SMALL, Arrival
 from tfpolicies.serving.logs import REFUSED, AnsweredRequest
+from tfpolicies.serving.metrics import GONE
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 from tfpolicies.serving.texts import quote
@@ -31,9 +32,6 @@ _PATIENCE, _SLOWEST = 60.0, 10_000  # seconds that a body may take, and bytes of
 _LONGEST = 2000  # characters of an error
 LARGE = 1_000_000
 """Bytes of a request above which it is parsed in another thread."""
-
-GONE = 499
-"""The status that is counted for clients that hang up."""
 
 SERVER = {
     "name": "tfpolicies",
@@ -171,10 +169,8 @@ class _Inference:
         if method != "POST":
             raise RequestError(f"Actions are asked for by POST, got {method}.", 405)
         name, metrics = asked["model"], self._repository.metrics
-        began = time.perf_counter()
         model = self._repository[name]
-        status = 500
-        try:
+        with metrics.measure(name, "http", gone=ClientDisconnect):
             with self._repository.arrivals.begin() as arrival:
                 content = await self._bodies.read(headers, receive, arrival)
                 parsing = headers.get(_JSON_LENGTH), asked["version"] or "", self._most
@@ -183,16 +179,6 @@ class _Inference:
                 else:
                     request = await self._repository.parse(read, content, *parsing)
             body, length = written(name, request, await model.infer(request.call))
-            status = 200
-        except RequestError as error:
-            status = error.status
-            raise
-        except ClientDisconnect:
-            status = GONE
-            raise
-        finally:
-            metrics.requests.labels(name, "http", status).inc()
-            metrics.seconds.labels(name).observe(time.perf_counter() - began)
         found = [(b"content-length", b"%d" % len(body))]
         if length is None:
             return [*found, (b"content-type", b"application/json")], body

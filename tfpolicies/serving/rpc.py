@@ -20,8 +20,9 @@ from tfpolicies.serving.access import Access
 from tfpolicies.serving.arrivals import Arrival
 from tfpolicies.serving.calls import Answer, Call, Options
 from tfpolicies.serving.logs import AnsweredRequest
+from tfpolicies.serving.metrics import GONE
 from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest import GONE, LARGE, SERVER
+from tfpolicies.serving.rest import LARGE, SERVER
 from tfpolicies.serving.tensors import MOST_AXES, datatype_of, from_bytes, from_values
 from tfpolicies.serving.texts import LONGEST_NAME, quote, require_few, require_short
 
@@ -234,23 +235,11 @@ class Rpc(grpc.GenericRpcHandler):
         """Answers a request for actions."""
         request, call = parsed
         name, metrics = request.model_name, self._repository.metrics
-        began = time.perf_counter()
         model = self._repository[name]
-        status = 500
-        try:
+        with metrics.measure(name, "grpc", gone=asyncio.CancelledError):
             if isinstance(call, RequestError):
                 raise call
             answer = await model.infer(call)
-            status = 200
-        except RequestError as error:
-            status = error.status
-            raise
-        except asyncio.CancelledError:
-            status = GONE
-            raise
-        finally:
-            metrics.requests.labels(name, "grpc", status).inc()
-            metrics.seconds.labels(name).observe(time.perf_counter() - began)
         return _response(name, request.id, answer)
 
     async def say_live(self, request: Any) -> Any:
@@ -274,15 +263,17 @@ class Rpc(grpc.GenericRpcHandler):
 
     async def describe_model(self, request: Any) -> Any:
         """Says what a model takes and gives."""
-        model = self._repository[request.name]
-        model.require_version(request.version)
-        return pb.ModelMetadataResponse(**model.metadata())
+        return pb.ModelMetadataResponse(**self._find_model(request).metadata())
 
     async def describe_config(self, request: Any) -> Any:
         """Says how a model is served."""
+        config = self._find_model(request).config()
+        return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig(**config))
+
+    def _find_model(self, request: Any) -> Any:
         model = self._repository[request.name]
         model.require_version(request.version)
-        return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig(**model.config()))
+        return model
 
     async def list_models(self, request: Any) -> Any:
         """Says what models there are."""

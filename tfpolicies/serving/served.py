@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -182,7 +183,7 @@ class ServedModel:
                 await self.load()
             except ValueError as error:
                 kept = self._running.version.name if self._running else "none"
-                self._say(f"{self.name}: refused a new version, {kept} goes on. {error}")
+                self._tell(f"{self.name}: refused a new version, {kept} goes on. {error}")
 
     async def load(self) -> None:
         """Takes up the version that is in the folder now.
@@ -213,7 +214,11 @@ class ServedModel:
             version, self._executor, limits.max_batch, self._note, limits.max_seconds
         )
         self._loads.labels(self.name, "taken_up").inc()
-        self._say(f"model {self.name}, version {version.name}, from {version.folder}")
+        self._tell(f"model {self.name}, version {version.name}, from {version.folder}")
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads what the server prints
+            self._say(line)
 
     def _read(self) -> Version:
         limits = self._limits

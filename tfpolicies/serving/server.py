@@ -176,17 +176,12 @@ async def serve(
     return shutdown.aborted_by
 
 
-def run(
-    repository: Repository,
-    address: Address,
-    access: Access | None = None,
-    say: Callable[[str], object] = print,
-    *,
-    drain_seconds: float = DRAIN_SECONDS,
-    tls: Tls | None = None,
-    record: Callable[[AnsweredRequest], object] | None = None,
-) -> None:
-    """Serves in this process, by the fastest event loop that is installed; see `serve`.
+def run(*args: Any, **settings: Any) -> None:
+    """Serves in this process, by the fastest event loop that is installed.
+
+    Args:
+        *args: those of `serve`.
+        **settings: likewise.
 
     Raises:
         SignalEnd: if a second signal ended it without finishing what ran.
@@ -195,8 +190,7 @@ def run(
         from uvloop import run as run_loop
     except ImportError:
         run_loop = asyncio.run
-    options: dict[str, Any] = {"drain_seconds": drain_seconds, "tls": tls, "record": record}
-    number = run_loop(serve(repository, address, access, say, **options))
+    number = run_loop(serve(*args, **settings))
     if number is not None:
         raise SignalEnd(number)
 

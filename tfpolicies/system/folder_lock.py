@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -10,16 +11,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tfpolicies.errors import FolderInUseError
 from tfpolicies.system.regular_files import require_regular
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # only Unix has it
-    fcntl = None
 
 logger = logging.getLogger("tfpolicies")
 
@@ -61,8 +56,6 @@ class FolderLock:
         weakref.finalize(self, self._file.close)
 
     def _take(self, folder: Path, *, warns: bool) -> None:
-        if fcntl is None:
-            return
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.is_held = True
@@ -112,8 +105,7 @@ def _open_lock(path: Path) -> BinaryIO:
     Raises:
         OSError: if it cannot be opened, or is a link or no regular file.
     """
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         require_regular(path, os.fstat(descriptor))
         return os.fdopen(descriptor, "r+b")
@@ -172,7 +164,7 @@ def alone_in(folder: Path) -> Iterator[bool]:
 def _wait_for_flock(descriptor: int, folder: Path) -> bool:
     """Takes the lock of a folder's descriptor; returns False if the file system has no locks."""
     deadline = time.monotonic() + _PATIENCE
-    while fcntl is not None:
+    while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -186,8 +178,7 @@ def _wait_for_flock(descriptor: int, folder: Path) -> bool:
                 ) from error
             time.sleep(_PAUSE)
         except OSError:
-            break
-    return False
+            return False
 
 
 _LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
@@ -198,5 +189,4 @@ def _drop_all() -> None:
         lock.drop()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_all)
+os.register_at_fork(after_in_child=_drop_all)

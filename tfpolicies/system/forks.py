@@ -44,5 +44,4 @@ def _tensorflow_has_run() -> bool:
     return getattr(context, "_context_handle", None) is not None
 
 
-if hasattr(os, "register_at_fork"):  # Windows forks nothing
-    os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(after_in_child=_note_fork)

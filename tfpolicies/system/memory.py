@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-_MEMINFO = Path("/proc/meminfo")
+import psutil
+
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of the container that this process runs in
 
 
-def available_memory() -> int | None:
-    """Returns how many bytes can be taken without swapping; None where the system does not say."""
-    found = [_available(_MEMINFO), _limit(_LIMIT)]
-    return min((size for size in found if size is not None), default=None)
-
-
-def _available(meminfo: Path) -> int | None:
+def available_memory() -> int:
+    """Returns how many bytes can be taken without swapping."""
     try:
-        lines = meminfo.read_text().splitlines()
-        sizes = dict(line.split(":", 1) for line in lines)
-        return int(sizes["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, LookupError):
-        return None
-
-
-def _limit(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
+        limit: float = int(_LIMIT.read_text())
     except (OSError, ValueError):  # "max": no limit
-        return None
+        limit = math.inf
+    return int(min(psutil.virtual_memory().available, limit))
 
 
 def readable_size(size: float) -> str:

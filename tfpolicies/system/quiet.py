@@ -10,16 +10,42 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tfpolicies.system.backend import require_tensorflow_backend
 
 _NATIVE_LOG = rb"^([IWEF]\d{4} |WARNING: All log messages before absl|To enable the follow)"
-_hold_lock = threading.Lock()  # the descriptor is the process's
-_hold = contextlib.ExitStack()  # ends it, for all threads that are inside
 _patterns: list[bytes] = []  # of the blocks since the first of them was entered
-_num_inside = 0
 _has_failed = False  # one of them
+
+
+class _SharedContext:
+    """A context of the whole process: the first thread that comes enters it, the last leaves it.
+
+    Args:
+        make: returns what the first one enters.
+    """
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._entered = contextlib.ExitStack()
+        self._num_inside = 0
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """While entered, this thread is inside."""
+        with self._lock:
+            if not self._num_inside:
+                self._entered.enter_context(self._make())
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_inside -= 1
+                if not self._num_inside:
+                    self._entered.close()
 
 
 @contextlib.contextmanager
@@ -34,28 +60,21 @@ def native_stderr_without(pattern: bytes = _NATIVE_LOG) -> Iterator[None]:
         pattern: a regular expression; a line that it is found in is left out. By default it is
             that of the logs of native code.
     """
-    global _num_inside, _has_failed
-    with _hold_lock:
-        if not _num_inside:
-            _patterns.clear()
-            _has_failed = False
-            _hold.enter_context(_redirected_stderr())
-        _patterns.append(pattern)
-        _num_inside += 1
-    has_failed = True
-    try:
-        yield
-        has_failed = False
-    finally:
-        with _hold_lock:
-            _num_inside -= 1
-            _has_failed |= has_failed
-            if not _num_inside:
-                _hold.close()
+    global _has_failed
+    with _stderr.enter():
+        try:
+            _patterns.append(pattern)
+            yield
+        except BaseException:
+            _has_failed = True
+            raise
 
 
 @contextlib.contextmanager
-def _redirected_stderr() -> Iterator[None]:
+def _redirect_stderr() -> Iterator[None]:
+    global _has_failed
+    _patterns.clear()
+    _has_failed = False
     if sys.stderr is not None:
         sys.stderr.flush()
     try:
@@ -79,6 +98,9 @@ def _redirected_stderr() -> Iterator[None]:
                 os.write(2, b"".join(lines))
 
 
+_stderr = _SharedContext(_redirect_stderr)  # the descriptor is the process's
+
+
 def load_tensorflow() -> None:
     """Imports TensorFlow and Keras; prints nothing unless that fails.
 
@@ -94,8 +116,6 @@ def load_tensorflow() -> None:
 
 
 _CONVERTERS = ("absl", "keras", "onnx", "tensorflow", "tf2onnx")  # and the loggers below them
-_hush_lock = threading.Lock()
-_hushed: list[contextlib.ExitStack] = []  # what the first one entered, once for each inside
 
 
 @contextlib.contextmanager
@@ -106,25 +126,20 @@ def quiet_conversion() -> Iterator[None]:
     libraries did to them. Errors are raised as ever. Several threads may be inside; see
     `native_stderr_without`.
     """
-    with _hush_lock:
-        if not _hushed:
-            entered = contextlib.ExitStack()
-            for each in (_logging_kept, _environment_kept, warnings.catch_warnings):
-                entered.enter_context(each())
-            warnings.simplefilter("ignore")
-            for name in ("tf2onnx", "tensorflow"):  # what is an error is raised, too
-                logging.getLogger(name).setLevel(logging.CRITICAL)
-            _hushed.append(entered)
-        else:
-            _hushed.append(_hushed[0])
-    try:
-        with native_stderr_without():
-            yield
-    finally:
-        with _hush_lock:
-            entered = _hushed.pop()
-            if not _hushed:
-                entered.close()
+    with _quiet.enter(), native_stderr_without():
+        yield
+
+
+@contextlib.contextmanager
+def _quiet_logging() -> Iterator[None]:
+    with _logging_kept(), _environment_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("tf2onnx", "tensorflow"):  # what is an error is raised, too
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        yield
+
+
+_quiet = _SharedContext(_quiet_logging)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tfpolicies.system.memory import available_memory
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_FLAGS |= getattr(os, "O_NOCTTY", 0)
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:
@@ -61,7 +60,7 @@ def content_of(file: FileIO, limit: int | None = None) -> bytes:
         OSError: if it cannot be read, or has more bytes than the limit, or than there is memory.
     """
     size, room = size_of(file), available_memory() if limit is None else limit
-    if room is not None and size > room:
+    if size > room:
         raise OSError(errno.EFBIG, f"it has {size} bytes, more than {room}", str(file.name))
     parts: list[bytes] = []
     while size > 0 and (part := file.read(size)):  # one part, unless a signal comes

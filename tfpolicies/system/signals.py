@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _PATIENCE = 2.0  # seconds that an iteration has to end by itself
 _BETWEEN_REMINDERS = 0.5  # seconds
@@ -185,7 +183,6 @@ class Signals:
             signal.signal(number, lambda *_: os._exit(status))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
         first = self.requested is None
         if first:
             self.requested = number
@@ -318,7 +315,6 @@ class CtrlC:
         Raises:
             KeyboardInterrupt: on leaving if `requested` was set, or by a second Ctrl-C.
         """
-        del rescue
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield self
@@ -337,7 +333,6 @@ class CtrlC:
         yield
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
         if self.requested is not None:
             raise KeyboardInterrupt
         self.requested = number
@@ -359,8 +354,7 @@ def _in_child() -> None:
         _entered = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _place_of_main_thread() -> str:

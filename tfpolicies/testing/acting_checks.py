@@ -103,7 +103,7 @@ def action_space(subject: Subject) -> str:
                 count += 1
             if clip is None:
                 obs, seen, states = subject.ports.split(inputs)
-                for_env, _ = policy.acting.columns(obs, seen, states, explore=explore)
+                for_env, _ = policy.driver.acting.act(obs, seen, states, explore=explore)
                 for member in unbatched(for_env):
                     _check_member(policy, member, "acting.columns", explore)
     return f"{count} actions"

@@ -16,7 +16,7 @@ from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import action_leaves, nest
 from tfpolicies.policy.learning_batches import postprocessed
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.session import Memory
+from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.testing.subject import ports_of, random_masks, with_masks
 
 
@@ -67,7 +67,7 @@ def random_batch(
         piece["t"] = np.arange(steps)
         piece["eps_id"] = piece["unroll_id"] = np.full(steps, i)
         piece["agent_index"] = np.zeros(steps, np.int64)
-        piece.update(Trajectories(ends).views(piece, policy.learning.settled_views()))
+        piece.update(Trajectories(ends).views(piece, policy.driver.learning.settle_views()))
         pieces.append(postprocessed(policy, piece, {}, None))
     return concat_samples(pieces)  # type: ignore[return-value]
 
@@ -80,7 +80,7 @@ def _acted(
     ports, found = ports_of(policy), action_leaves(policy.action_space)
     shown = random_inputs(ports, count, length + 1, rng)[: len(ports.obs)]
     shown = with_masks(ports, shown, random_masks(ports, found, count * (length + 1), rng))
-    memory, steps = Memory(policy, count), []
+    memory, steps = RecurrentState(policy, count), []
     for t in range(length):
         _, columns = memory.act([leaf[:, t] for leaf in shown], explore=explore)
         memory.rewarded(rewards[:, t])
@@ -88,7 +88,7 @@ def _acted(
     stacked = {name: np.stack([step[name] for step in steps], axis=1) for name in steps[0]}
     parts = [stacked.pop(port.name) for port in leaf_ports("actions", found)]
     stacked["actions"] = nest(policy.action_space, parts)
-    for view in policy.acting.given:
+    for view in policy.driver.acting.input_views:
         for each in filter(None, (view, view.following)):
             stacked[each.name] = each.nested([stacked.pop(port.name) for port in each.ports])
     stacked["obs"] = nest(policy.observation_space, [leaf[:, :-1] for leaf in shown])

@@ -18,7 +18,7 @@ _STEPS = 6
 
 
 def memory(subject: Subject) -> str:
-    """Memory carried by hand, a `Session` and whole sequences give the same; reset forgets."""
+    """Memory carried by hand, a `PolicySession` and whole sequences agree; reset forgets."""
     if not subject.ports.is_recurrent:
         raise NotApplicable("the policy has no memory")
     policy, rng = subject.twin(), subject.rng()

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import nest
+from tfpolicies.policy.policy import Policy
 from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
@@ -46,7 +47,7 @@ def traces(subject: Subject) -> str:
     return ", ".join(f"{name}: {n}" for name, n in sorted(counts.items()))
 
 
-def _use_all(subject: Subject, policy: Any, rows: int) -> None:
+def _use_all(subject: Subject, policy: Policy, rows: int) -> None:
     inputs = subject.inputs(rows, subject.rng())
     for explore in (True, False):
         act(policy, subject.ports, inputs, explore)
@@ -73,14 +74,14 @@ def runtimes(subject: Subject) -> str:
         name = "onnx" if name == "auto" else name
         what, worst, actor = RUNTIMES[name].name, 0.0, _actor(program, name)
         names = [port.name for port in program.act_layout.ports()]
-        own = policy.holding.generator
+        own = policy.driver.generator
         for rows in (1, ROWS):
             inputs = subject.inputs(rows, rng)
             params = policy.exploration.params(policy.global_timestep, True)
             noise = explorer.draw_noise(own, rows, params)
             found = []
             for runner in (actor, program.runtime):
-                acted = runner.run(policy.holding.state, inputs, noise, params)
+                acted = runner.run(policy.driver.state, inputs, noise, params)
                 arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
                 found.append(dict(zip(names, arrays, strict=True)))
             expected = f"{what} to act as TensorFlow does on {rows} rows"
@@ -103,7 +104,7 @@ def _actor(program: Any, name: str) -> Any:
         ) from error
 
 
-def graph_twin(policy: Any) -> Any:
+def graph_twin(policy: Policy) -> Any:
     """Returns the graph-mode policy in the same state, or None if the class has no such twin.
 
     The twin of `XTF2Policy` is the class `XTF1Policy` of the same module.
@@ -123,7 +124,7 @@ def graph_twin(policy: Any) -> Any:
     return made
 
 
-def _compare_twins(subject: Subject, policy: Any, twin: Any) -> float:
+def _compare_twins(subject: Subject, policy: Policy, twin: Policy) -> float:
     """Lets both act and learn from the same state; returns the largest difference."""
     inputs, worst = subject.inputs(ROWS, subject.rng()), 0.0
     policy.set_state(twin.get_state())
@@ -153,7 +154,7 @@ def exports(subject: Subject) -> str:
     return f"largest difference {worst:.1e}"
 
 
-def _check_player(subject: Subject, policy: Any, path: Path) -> None:
+def _check_player(subject: Subject, policy: Policy, path: Path) -> None:
     """Plays an episode-like sequence by the exported player and by a `Session`."""
     from tfpolicies.export.player import OnnxPolicy
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.models.spaces import nest
+from tfpolicies.policy.policy import Policy
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, by_leaf
 
@@ -132,19 +133,19 @@ def _has_code(value: Any) -> bool:
     return any(map(_has_code, value)) if isinstance(value, list | tuple) else callable(value)
 
 
-def _move_on(subject: Subject, policy: Any) -> None:
+def _move_on(subject: Subject, policy: Policy) -> None:
     """Brings a policy into a state that no new policy has."""
     act(policy, subject.ports, subject.inputs(ROWS, subject.rng()), explore=True)
     if subject.learns:
         policy.learn_on_batch(random_batch(policy, subject.rows, seed=subject.seed))
 
 
-def _equal_states(policy: Any, wanted: Any, expected: str, advice: str) -> None:
+def _equal_states(policy: Policy, wanted: Any, expected: str, advice: str) -> None:
     ours = arrays_in(policy.get_state())
     all_same(ours, arrays_in(wanted), expected, advice, tolerance=0.0)
 
 
-def _go_on_alike(subject: Subject, policy: Any, twin: Any, who: str, advice: str) -> None:
+def _go_on_alike(subject: Subject, policy: Policy, twin: Policy, who: str, advice: str) -> None:
     """Lets both act and learn once more and compares them."""
     inputs = subject.inputs(ROWS, subject.rng())
 

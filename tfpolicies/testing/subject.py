@@ -49,7 +49,7 @@ class Subject:
         self.rows = rows
         self.seed = seed
         self.exports = exports
-        self.is_tf = policy.holding.program is not None
+        self.is_tf = policy.driver.program is not None
         self.state = copy.deepcopy(policy.get_state())
         self.leaves = action_leaves(policy.action_space)
         self.ports = ports_of(policy)
@@ -60,7 +60,7 @@ class Subject:
         A `TFPolicy` is made by `from_state`; a hand-written one is copied, which a class can refine
         by `__deepcopy__`.
         """
-        return self.original.holding.twin(copy.deepcopy(self.state))
+        return self.original.driver.make_copy(copy.deepcopy(self.state))
 
     def rng(self) -> np.random.Generator:
         """Returns a new generator, the same for each check."""
@@ -73,7 +73,7 @@ class Subject:
         found = [x[:, 0] for x in drawn[:per_row]] + drawn[per_row:]
         return with_masks(self.ports, found, random_masks(self.ports, self.leaves, rows, rng))
 
-    def acted(self, policy: Any, inputs: Sequence[np.ndarray], explore: bool) -> dict[str, Any]:
+    def acted(self, policy: Policy, inputs: Sequence[np.ndarray], explore: bool) -> dict[str, Any]:
         """Returns everything that acting on one array per port gives, as arrays by name."""
         return flat(self.leaves, act(policy, self.ports, inputs, explore))
 
@@ -85,7 +85,7 @@ class Subject:
     @property
     def learns(self) -> bool:
         """Whether the policy's class says how it learns."""
-        return self.original.learning.learns
+        return self.original.driver.learning.learns
 
     def needs_learning(self) -> None:
         """Ends a check of learning for policies that only act."""
@@ -97,17 +97,19 @@ def ports_of(policy: Policy) -> InputPorts:
     """Returns the inputs of acting of any policy, hand-written or not."""
     return InputPorts(
         policy.observation_space,
-        tuple(policy.acting.views),
+        tuple(policy.driver.acting.views),
         tuple(np.shape(part) for part in policy.get_initial_state()),
     )
 
 
-def act(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
+def act(
+    policy: Policy, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool
+) -> ActionBatch:
     """Calls `compute_actions` with one array per port."""
     return ActionBatch(*policy.compute_actions(**arguments(policy, ports, inputs), explore=explore))
 
 
-def arguments(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+def arguments(policy: Policy, ports: InputPorts, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """Returns one array per port as the arguments of `compute_actions` and its like."""
     obs, seen, states = ports.split(inputs)
     arrays = iter(seen)
@@ -139,7 +141,7 @@ def by_leaf(leaves: Sequence[Leaf], actions: Any) -> dict[str, np.ndarray]:
     return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
 
 
-def env_actions(policy: Any, own: Sequence[np.ndarray]) -> Any:
+def env_actions(policy: Policy, own: Sequence[np.ndarray]) -> Any:
     """Returns a nested batch of what `env_action` makes of each row of a policy's own actions."""
     batch = nest(policy.action_space, own)
     rows = [leaves_of(policy.env_action(row)) for row in unbatched(batch)]

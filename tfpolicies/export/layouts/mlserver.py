@@ -7,52 +7,45 @@ MLServer has no runtime for ONNX, so one goes with the model: `policy_runtime.py
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-from tfpolicies.export.onnx_file import checked_opset, onnx_staging, write_onnx
+from tfpolicies.export.job import ExportJob
+from tfpolicies.export.onnx_file import onnx_staging, write_onnx
 from tfpolicies.export.result import SPEC_FILE, ExportResult
 from tfpolicies.export.serving import GREEDY, ServingPort, input_ports, output_ports
 from tfpolicies.export.staging import place_files
 from tfpolicies.export.verify import ONNX_FILES
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.onnx import OPSET
-from tfpolicies.state import PolicyState
 
 SETTINGS_FILE, RUNTIME_FILE = "model-settings.json", "policy_runtime.py"
 MAX_BATCH_SIZE, MAX_BATCH_SECONDS = 64, 0.001
 _RUNTIME = Path(__file__).with_name("mlserver_runtime.py")  # copied, not imported: it stands alone
 
 
-def export_mlserver(
-    program: Program, state: PolicyState, export_dir: str | os.PathLike[str], opset: int = OPSET
-) -> ExportResult:
+def export_mlserver(job: ExportJob) -> ExportResult:
     """Writes `model-settings.json` and `policy_runtime.py` beside the ONNX files, verified.
 
     The folder's name is that of the model. Requests of a policy without a memory are batched; one
     with a memory takes sequences, and clients send back the memory that they got.
 
     Args:
-        program: what the policy shares with its kind.
-        state: what it owns.
-        export_dir: the folder; made if missing.
-        opset: the version of ONNX's operators.
+        job: what is exported, and where to.
 
     Returns:
         The folder and how well both graphs agree with the policy.
 
     Raises:
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
+        ExportError: if it cannot be written or does not do what the policy does; the folder is
             then as it was.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    opset, target = checked_opset(opset), Path(export_dir)
-    with onnx_staging(target, opset) as staging:
-        parity = write_onnx(staging, program, state.copy(), opset, layout="mlserver")
-        settings = json.dumps(_settings(program), indent=2) + "\n"
+    target = job.target
+    with onnx_staging(job) as staging:
+        parity = write_onnx(staging, job, layout="mlserver")
+        settings = json.dumps(_settings(job.program), indent=2) + "\n"
         (staging / SETTINGS_FILE).write_text(settings, encoding="utf-8")
         shutil.copyfile(_RUNTIME, staging / RUNTIME_FILE)
         names = [RUNTIME_FILE, SETTINGS_FILE, *ONNX_FILES.values(), SPEC_FILE]

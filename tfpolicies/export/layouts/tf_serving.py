@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.export.job import ExportJob
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.export.serving import GREEDY, Serving
 from tfpolicies.export.verify import random_inputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
 
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 BATCH_SIZES = (1, 8, 32, 128)
@@ -26,26 +25,24 @@ _NAME, _SIGNATURE = 1, 3  # of ModelSpec
 _KEY, _VALUE = 1, 2  # of an entry of a map
 
 
-def export_tf_serving(
-    program: Program, state: PolicyState, export_dir: str | os.PathLike[str]
-) -> ExportResult:
+def export_tf_serving(job: ExportJob) -> ExportResult:
     """Writes a SavedModel with warm-up requests; otherwise as `export_saved_model` does.
 
     TensorFlow Serving runs the requests, of a few batch sizes, before it takes others, so that no
     client waits for what is done lazily. They go through `serving_default` of a model whose name is
     that of the folder.
     """
-    name = Path(export_dir).name
+    name = job.target.name
 
     def add_requests(folder: Path, serving: Serving) -> None:
         (folder / WARM_UP).parent.mkdir()
         with tf.io.TFRecordWriter(str(folder / WARM_UP)) as records:
-            for inputs in _batches(program):
+            for inputs in _batches(job.program):
                 records.write(_prediction_log(name, inputs))
 
-    result = export_saved_model(program, state, export_dir, add_requests)
-    base = os.fspath(export_dir)
-    use = f"Start it with tensorflow_model_server --model_name={name} --model_base_path={base}."
+    result = export_saved_model(job, add_requests)
+    command = f"tensorflow_model_server --model_name={name} --model_base_path={job.target}"
+    use = f"Start it with {command}."
     return result._replace(use=use)
 
 

@@ -7,7 +7,6 @@ takes one step of each sequence. See `docs/decisions/019`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import ExportError
+from tfpolicies.export.job import ExportJob
 from tfpolicies.export.onnx_file import (
-    checked_opset,
     onnx_model,
     onnx_staging,
     value_info,
@@ -28,7 +27,6 @@ from tfpolicies.export.staging import files_placed, place_version, place_whole
 from tfpolicies.export.verify import Parity, Step, by_steps, onnx_step, verify
 from tfpolicies.models.ports import Port
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
 
 MODEL_FILE, CONFIG_FILE = "model.onnx", "config.pbtxt"
@@ -48,61 +46,54 @@ _TYPES = {
 }
 
 
-def export_triton(
-    program: Program, state: PolicyState, export_dir: str | os.PathLike[str], opset: int = OPSET
-) -> ExportResult:
+def export_triton(job: ExportJob) -> ExportResult:
     """Writes `config.pbtxt` and the next version, `<n>/model.onnx`, verified.
 
-    `export_dir` is the entry of one model; the folder above it is the repository, and the folder's
+    The folder is the entry of one model; the folder above it is the repository, and the folder's
     name that of the model. `policy_spec.json` lies beside the ONNX file.
 
     Args:
-        program: what the policy shares with its kind.
-        state: what it owns.
-        export_dir: the folder; made if missing.
-        opset: the version of ONNX's operators.
+        job: what is exported, and where to.
 
     Returns:
         The version folder and how well it agrees with the policy.
 
     Raises:
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
+        ExportError: if it cannot be written or does not do what the policy does; the folder is
             then as it was.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    opset, entry = checked_opset(opset), Path(export_dir)
-    with onnx_staging(entry, opset) as staging:
-        parity = write_triton(staging, program, state.copy(), opset)
-        path = place_triton(staging, entry)
-    repository = str(entry.parent)
+    with onnx_staging(job) as staging:
+        parity = write_triton(staging, job)
+        path = place_triton(staging, job.target)
+    repository = str(job.target.parent)
     return ExportResult(
         path, parity, f"Start it with tritonserver --model-repository={repository}."
     )
 
 
-def write_triton(folder: Path, program: Program, state: PolicyState, opset: int) -> Parity:
+def write_triton(folder: Path, job: ExportJob) -> Parity:
     """Writes an entry of a repository into a folder, with one version in it, verified.
 
     Args:
         folder: where it goes.
-        program: what the policy shares with its kind.
-        state: what it owns; it must not change meanwhile.
-        opset: the version of ONNX's operators.
+        job: what is exported.
     """
-    serving = Serving(program, state, stepwise=True)
+    program = job.program
+    serving = Serving(program, job.state, stepwise=True)
     version, memory = folder / FIRST_VERSION, program.ports.states
     version.mkdir()
     inputs = serving.inputs[GREEDY]
     named = [_kept(port) if port.port in memory else port for port in inputs]
-    content = onnx_model(serving.flat_function(GREEDY), named, serving.outputs, opset)
+    content = onnx_model(serving.flat_function(GREEDY), named, serving.outputs, job.opset)
     if memory:
         serving.inputs = {GREEDY: [*inputs, START]}
         content = _beginning_anew(content, memory)
     (version / MODEL_FILE).write_bytes(content)
-    parity = _verified(onnx_step(version / MODEL_FILE), program, state)
+    parity = _verified(onnx_step(version / MODEL_FILE), program, job.state)
     files = {GREEDY: MODEL_FILE}
-    write_onnx_spec(version, program, serving, parity, files, opset, layout="triton")
+    write_onnx_spec(version, job, serving, parity, files, layout="triton")
     (folder / CONFIG_FILE).write_text(_config(serving, memory, content), encoding="utf-8")
     return parity
 

@@ -96,9 +96,6 @@ class Window(keras.layers.Layer):
         lengths = ops.cast(seq_lens, "float32")[:, None]
         return seen, ops.minimum(filled + lengths, float(self.steps))
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "steps": self.steps}
-
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class LastSteps(keras.layers.Layer):
@@ -203,10 +200,6 @@ class GatedTransformerUnit(keras.layers.Layer):
         projected = sequences_of(layer(rows_of(steps)), steps)
         return ops.stack(ops.split(projected, self.heads, axis=-1), axis=1)
 
-    def get_config(self) -> dict[str, Any]:
-        names = ("heads", "head_dim", "mlp_dim", "gate_bias", "seed")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
-
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class GruGate(keras.layers.Layer):
@@ -253,6 +246,3 @@ class GruGate(keras.layers.Layer):
         update = ops.sigmoid(update_y + update_x - self.bias)
         candidate = ops.tanh(candidate_y + ops.matmul(reset * x, self.kernel))
         return (1.0 - update) * x + update * candidate
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "start": self.start, "seed": self.seed}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -13,40 +12,35 @@ from tfpolicies.models.catalog.inspection import STATE_IN
 from tfpolicies.models.catalog.layers import SequenceMask
 
 
-@keras.saving.register_keras_serializable(package="tfpolicies")
-class LSTM(keras.layers.LSTM):
-    """Keras's LSTM, without a loop where there is only one step.
+class _WithoutLoop:
+    """A recurrent layer of Keras's that runs a single step without a loop.
 
     A step costs ONNX Runtime half the time without it. Longer sequences keep the loop: unrolled,
     20 steps take XLA six times as long to compile and run no faster.
     """
 
+    unroll: bool
+
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        with _single_step_unrolled(self, sequences):
-            return super().inner_loop(sequences, initial_state, mask, training=training)
+        before = self.unroll
+        self.unroll = before or sequences.shape[1] == 1
+        given = sequences, initial_state, mask
+        try:
+            return super().inner_loop(*given, training=training)  # type: ignore[misc]
+        finally:
+            self.unroll = before
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
-class GRU(keras.layers.GRU):
-    """Keras's GRU, without a loop where there is only one step (as in `LSTM`)."""
-
-    def inner_loop(
-        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
-    ) -> Any:
-        with _single_step_unrolled(self, sequences):
-            return super().inner_loop(sequences, initial_state, mask, training=training)
+class LSTM(_WithoutLoop, keras.layers.LSTM):
+    """Keras's LSTM, without a loop where there is only one step."""
 
 
-@contextlib.contextmanager
-def _single_step_unrolled(layer: keras.layers.RNN, sequences: Any) -> Iterator[None]:
-    before = layer.unroll
-    layer.unroll = before or sequences.shape[1] == 1
-    try:
-        yield
-    finally:
-        layer.unroll = before
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class GRU(_WithoutLoop, keras.layers.GRU):
+    """Keras's GRU, without a loop where there is only one step."""
 
 
 def recurrent_core(

@@ -90,7 +90,6 @@ class ActionDistribution:
             inputs: `[B, num_inputs]` float32.
             model: that computed them, with the policy's weights; a `WholeSpace` class may read it.
         """
-        del model
         if self._is_nested:
             return Product(inputs, self.space, self.leaves, self.kinds)
         return self.kinds[0](inputs, self.space)
@@ -102,7 +101,6 @@ class ActionDistribution:
             noise: float32 `[B, loss_noise]`, standard normal, for entropies and divergences that
                 are estimated from samples. Those here have closed forms.
         """
-        del noise
         return self
 
     @cached_property

@@ -56,7 +56,6 @@ class Distribution(abc.ABC):
     @staticmethod
     def mask_size(space: spaces.Space) -> int:
         """Returns how many inputs are logits that a mask may forbid: all of them or none."""
-        del space
         return 0
 
     @abc.abstractmethod

@@ -16,10 +16,10 @@ LOG_STD_RANGE = (-5.0, 2.0)  # of SquashedGaussian
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class DiagGaussian(Distribution):
-    """Independent normals, from k means and k logarithms of standard deviations, concatenated.
+class _Normals(Distribution):
+    """What is made of k independent normals, from k means and k logarithms of deviations.
 
-    An action of shape `shape` has k = prod(shape) components; its density is their product.
+    An action of shape `shape` has k = prod(shape) components.
     """
 
     @staticmethod
@@ -29,6 +29,13 @@ class DiagGaussian(Distribution):
     @staticmethod
     def noise_size(space: Any) -> int:
         return math.prod(space.shape)
+
+
+class DiagGaussian(_Normals):
+    """Independent normals, from k means and k logarithms of standard deviations, concatenated.
+
+    Their density is the product of those of all components.
+    """
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
         mean, log_std = _parts(self.inputs)
@@ -52,20 +59,12 @@ class DiagGaussian(Distribution):
         return tf.reduce_sum(terms, axis=-1)
 
 
-class SquashedGaussian(Distribution):
+class SquashedGaussian(_Normals):
     """A DiagGaussian put through tanh: actions in [-1, 1]. Haarnoja et al. 2018, appendix C.
 
     Inputs are k means and k logarithms of standard deviations (arXiv:1801.01290); the latter are
     clipped to [-5, 2]. There is no closed form of the entropy nor of divergences.
     """
-
-    @staticmethod
-    def num_inputs(space: Any) -> int:
-        return 2 * math.prod(space.shape)
-
-    @staticmethod
-    def noise_size(space: Any) -> int:
-        return math.prod(space.shape)
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
         mean, log_std = self._clipped_parts()
@@ -106,22 +105,18 @@ class Deterministic(Distribution):
 
     @staticmethod
     def noise_size(space: Any) -> int:
-        del space
         return 0
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
-        del noise
         return tf.reshape(self.inputs, [-1, *self.space.shape])
 
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
-        del actions
         return self._zeros()
 
     def entropy(self) -> tf.Tensor:
         return self._zeros()
 
     def kl(self, other: Distribution) -> tf.Tensor:
-        del other
         return self._zeros()
 
     def _zeros(self) -> tf.Tensor:

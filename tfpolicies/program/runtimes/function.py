@@ -83,12 +83,15 @@ class Traced:
 
 def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
     """Does what `tf.nest.map_structure` does with dicts, lists and tuples, in less time."""
+    if not isinstance(arrays, dict | list | tuple):
+        return place(arrays)
+    if not arrays:
+        return arrays
+    items = arrays.values() if isinstance(arrays, dict) else arrays
+    parts = [place(x) if isinstance(x, np.ndarray) else _mapped(place, x) for x in items]
     if isinstance(arrays, dict):
-        return {name: _mapped(place, each) for name, each in arrays.items()}
-    if isinstance(arrays, list | tuple):
-        found = [_mapped(place, each) for each in arrays]
-        return found if isinstance(arrays, list) else tuple(found)
-    return place(arrays)
+        return dict(zip(arrays, parts, strict=True))
+    return arrays._make(parts) if hasattr(arrays, "_make") else type(arrays)(parts)
 
 
 @contextlib.contextmanager
@@ -220,5 +223,4 @@ class FunctionRuntime(Runtime):
 
     def resident(self, state: PolicyState) -> Resident:
         """Returns what remembers which state lies in the variables."""
-        del state
         return self._resident

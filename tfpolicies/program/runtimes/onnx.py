@@ -179,14 +179,18 @@ def actor(runtime: Runtime) -> OnnxActor:
     return OnnxActor(model, [slot.key for slot in slots], runtime.signatures.act, layout)
 
 
-def cpu_session(model: bytes) -> Any:
-    """Returns an `onnxruntime.InferenceSession` of a serialised model, on one thread of the CPU."""
+def cpu_session(model: bytes, threads: int = 1) -> Any:
+    """Returns an `onnxruntime.InferenceSession` of a serialised model on the CPU.
+
+    Args:
+        model: the model.
+        threads: that a call uses; 0 for as many as there are processors.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 4  # what goes wrong is raised
     options.add_session_config_entry("session.load_model_format", "ONNX")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
+from tfpolicies.program.minibatches import StepInputs
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState
@@ -400,7 +401,7 @@ class Signatures:
         self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in differentiated]
         self.index = tf.TensorSpec([None, None], tf.int32)
         self.mask = tf.TensorSpec([None, None], tf.float32)
-        self.along = _along(functions)
+        self.step_inputs = _step_inputs(functions)
         self.piece = tf.TensorSpec([2], tf.int32)
         self.totals = tf.TensorSpec([3, None], tf.float32)
 
@@ -460,19 +461,22 @@ class FlatActing:
         return [self._functions.log_likelihoods(weights, given[:count], given[count:])]
 
 
-def _along(functions: ProgramFunctions) -> dict[str, tf.TensorSpec]:
-    """Returns what comes with minibatches; see `Minibatches.along`."""
-    spec, found = functions.spec, {}
+def _step_inputs(functions: ProgramFunctions) -> StepInputs:
+    """Returns the specs of what comes with minibatches."""
+    spec, inputs = functions.spec, StepInputs()
     if functions.layout.followers and "tau" in spec.hyperparameters:
-        found["follows"] = tf.TensorSpec([None], tf.float32)
+        inputs = inputs._replace(update_targets=tf.TensorSpec([None], tf.float32))
     if functions.optimizer.skip:
-        found["takes"] = tf.TensorSpec([None, len(functions.optimizer)], tf.float32)
+        shape = [None, len(functions.optimizer)]
+        inputs = inputs._replace(active_optimizers=tf.TensorSpec(shape, tf.float32))
     if spec.noise_size:
         steps = [spec.time_steps] if functions.network.ports.is_recurrent else []
-        found["noise"] = tf.TensorSpec([None, None, *steps, spec.noise_size], tf.float32)
+        shape = [None, None, *steps, spec.noise_size]
+        inputs = inputs._replace(noise=tf.TensorSpec(shape, tf.float32))
     if spec.update_noise_size:
-        found["update_noise"] = tf.TensorSpec([None, spec.update_noise_size], tf.float32)
-    return found
+        shape = [None, spec.update_noise_size]
+        inputs = inputs._replace(update_noise=tf.TensorSpec(shape, tf.float32))
+    return inputs
 
 
 def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -256,12 +256,7 @@ class SessionRuntime(Runtime):
 
     is_kept = True
 
-    def __init__(
-        self,
-        functions: ProgramFunctions,
-        act: ActLayout,
-        lock: EagerLock,
-    ) -> None:
+    def __init__(self, functions: ProgramFunctions, act: ActLayout, lock: EagerLock) -> None:
         self._lock = lock
         self._graph = tf.Graph()
         if functions.spec.source.key[0] == "instance":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import math
 import threading
 import weakref
@@ -170,7 +171,8 @@ class TracedStackedActor(StackedActor):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
         self._lend = lender()
-        stacked = stacked_act(runtime, self._act.pack, _vectorized, "tf")
+        # What cannot be vectorised is looped over, alone.
+        stacked = stacked_act(runtime, self._act.pack, tf.vectorized_map, "tf")
         self._device = runtime.functions.acting_device
         self._function = Traced(stacked, signature_with_weights(runtime, [None]), self._device)
         with quiet_conversion():
@@ -252,7 +254,7 @@ def onnx_actor(runtime: Runtime) -> StackedActor:
     specs = [tf.TensorSpec([None, *port.shape], port.dtype) for port in ports]
     try:
         with quiet_conversion():
-            return build(_strictly_vectorized)
+            return build(functools.partial(tf.vectorized_map, fallback_to_while_loop=False))
     except Exception:  # an operation that has no form for stacks: a loop, in which all have one
         return build(lambda one, index: tf.map_fn(one, index, fn_output_signature=specs))
 
@@ -284,14 +286,6 @@ def stacked_act(
         return list(mapped(one, tf.range(tf.shape(tensors[count])[0])))
 
     return act
-
-
-def _vectorized(one: Callable[..., Any], indices: tf.Tensor) -> Any:
-    return tf.vectorized_map(one, indices)  # what cannot be vectorised is looped over, alone
-
-
-def _strictly_vectorized(one: Callable[..., Any], indices: tf.Tensor) -> Any:
-    return tf.vectorized_map(one, indices, fallback_to_while_loop=False)
 
 
 def without_gathers(model: bytes) -> bytes:

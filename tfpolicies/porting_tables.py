@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from importlib import resources
+import sys
 from typing import NamedTuple
 
 RLLIB = "| RLlib | here | what differs |"
@@ -23,6 +23,22 @@ KERAS = "| Keras | here |"
 
 _TABLE = re.compile(r"^(\|.*)\n(?:\|.*\n)*", re.MULTILINE)
 
+_IMPORT = re.compile(r"with `(import ([\w.]+))`")
+
+_OWNERS = {
+    "Algorithm": "algorithm",
+    "AlgorithmConfig": "config",
+    "Episode": "episode",
+    "ModelView": "model",
+    "Policy": "policy",
+    "RolloutWorker": "worker",
+    "RunningFilter": "filter",
+    "SampleBatch": "batch",
+    "ViewRequirement": "view_requirement",
+    "WorkerSet": "workers",
+}
+"""What objects of a class are called in the table of RLlib's names."""
+
 
 class Row(NamedTuple):
     """A row of a table."""
@@ -35,6 +51,8 @@ class Row(NamedTuple):
 @functools.cache
 def _blocks() -> dict[str, str]:
     """Returns the text of each table, by its first line."""
+    from importlib import resources  # it takes long to import
+
     text = resources.files(__package__).joinpath("porting_tables.md").read_text("utf-8")
     return {found[1]: found[0] for found in _TABLE.finditer(text)}
 
@@ -52,6 +70,38 @@ def read_table(header: str) -> list[Row]:
     lines = [line for line in _blocks()[header].splitlines()[2:] if not line.startswith("| **")]
     rows = [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
     return [Row(codes(row[0]), row[1], row[-1]) for row in rows]
+
+
+@functools.cache
+def _read_imports() -> dict[tuple[str, str], tuple[str, str]]:
+    """Returns a statement and its module for each attribute that needs them, by owner and name."""
+    result = {}
+    for row in read_table(RLLIB):
+        needed = _IMPORT.search(row.here)
+        owner = re.match(r"\w+", row.names[0])
+        if needed and owner:
+            for code in row.names:
+                name = re.match(r"(?:\w+\.)?(\w+)", code)
+                if name:
+                    result[owner[0], name[1]] = needed[1], needed[2]
+    return result
+
+
+def find_required_import(owner: type, name: str) -> str:
+    """Returns the statement that an attribute of a class's objects needs.
+
+    Args:
+        owner: the class.
+        name: of the attribute.
+
+    Returns:
+        "" if it needs none, or if the statement was run.
+    """
+    for base in owner.__mro__:
+        statement, module = _read_imports().get((_OWNERS.get(base.__name__, ""), name), ("", ""))
+        if statement and module not in sys.modules:
+            return statement
+    return ""
 
 
 def update_tables(page: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import TfPoliciesError, UnknownPolicyError, UsageError, near_matches
-from tfpolicies.policy.acting import ProgramActing
-from tfpolicies.policy.parts import Acting
+from tfpolicies.policy.acting import CompiledActing
+from tfpolicies.policy.driver import Acting
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.runtimes.stacked import StackedActor
@@ -22,7 +22,7 @@ _MAX_PADDING = 2
 _FEW_ROWS = 32
 """Up to how many rows per policy samplers stack; for more, one call each is as fast."""
 
-_Call = tuple[Any, ProgramActing, list[np.ndarray], int]
+_Call = tuple[Any, CompiledActing, list[np.ndarray], int]
 """One policy's part of a call, checked: its id or number, what acts, one array `[N, ...]` per port,
 and N."""
 
@@ -109,7 +109,7 @@ def compute_actions(
 
 
 class ColumnsCall(NamedTuple):
-    """What a sampler asks one policy for: the arguments of `parts.Acting.columns`."""
+    """What a sampler asks one policy for: the arguments of `Acting.act`."""
 
     acting: Acting
     obs: Sequence[np.ndarray]
@@ -119,13 +119,13 @@ class ColumnsCall(NamedTuple):
 
     def alone(self) -> tuple[Any, dict[str, np.ndarray]]:
         """Returns what the policy does by itself."""
-        return self.acting.columns(self.obs, self.seen, self.states, **self.around)
+        return self.acting.act(self.obs, self.seen, self.states, **self.around)
 
 
 def act_columns(
     calls: Sequence[ColumnsCall],
 ) -> Iterator[tuple[int, Any, dict[str, np.ndarray]]]:
-    """Acts for a sampler with many policies: what one `acting.columns` call each would give.
+    """Acts for a sampler with many policies: what one `Acting.act` call each would give.
 
     Policies that share a Program run in one call, as in `compute_actions`, if they have few rows
     each.
@@ -134,12 +134,12 @@ def act_columns(
         calls: one for each policy.
 
     Yields:
-        The number of a call, not in their order, and what `acting.columns` returns for it; the
+        The number of a call, not in their order, and what `Acting.act` returns for it; the
         arrays are valid until the next one is asked for.
     """
     groups: _Groups = {}
     for number, call in enumerate(calls):
-        acting: ProgramActing = call.acting.shared
+        acting: CompiledActing = call.acting.stackable
         if acting is None:
             yield number, *call.alone()
             continue
@@ -203,7 +203,7 @@ def _grouped(
     others: list[tuple[str, Policy]] = []
     for policy_id, obs in given.obs_batches.items():
         policy: Any = _policy_of(policies, policy_id)
-        acting: ProgramActing = policy.acting.shared
+        acting: CompiledActing = policy.driver.acting.stackable
         if acting is None:
             others.append((policy_id, policy))
             continue

@@ -1,7 +1,8 @@
-"""What the stash of a policy map holds: entries with records, frozen policies, policies to open.
+"""The index of the policies that a policy map has on disk: flushed, frozen, and not loaded yet.
 
 A kept stash has a folder for each worker, with the policies that its map flushed, and one of frozen
-policies for all. A policy that lies there *waits*: it is made of its record when it is asked for.
+policies for all. A policy that lies there is *unloaded*: it is made of its record when the map is
+asked for it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Entry(NamedTuple):
     name: str
 
 
-class Archive:
-    """The stashes of one map, and what waits in them. Callers hold the map's lock.
+class PolicyStore:
+    """The stashes of one map and their policies. Callers hold the map's lock.
 
     Args:
         path: the folder of a kept stash; None for a temporary one.
@@ -58,7 +59,7 @@ class Archive:
     ) -> None:
         self.worker_index = worker_index
         self.is_kept = path is not None
-        self.waiting: dict[str, Entry] = {}
+        self.unloaded: dict[str, Entry] = {}
         self._classes = tuple(classes)
         self._model_work_limit = model_work_limit
         self._deleted: set[str] = set()  # here; others may still have those that were frozen
@@ -73,10 +74,10 @@ class Archive:
             self._held = _held(own)
             self.stash, self.frozen = Stash(own), Stash(folder / _FROZEN, scratch=own)
 
-    # -- what waits -----------------------------------------------------------------------------
+    # -- unloaded policies ----------------------------------------------------------------------
 
     def find(self, stash: Stash, known: Container[str]) -> list[str]:
-        """Lets wait what a stash has records of; returns the new ids.
+        """Adds the policies that a stash has records of as unloaded; returns the new ids.
 
         Args:
             stash: the own one, or that of frozen policies.
@@ -87,38 +88,38 @@ class Archive:
     def _add_recorded(
         self, stash: Stash, summaries: Sequence[RecordSummary], known: Container[str]
     ) -> list[str]:
-        known_here = self._deleted | self.waiting.keys()
+        known_here = self._deleted | self.unloaded.keys()
         entries: dict[str, Entry] = {}
         for summary in summaries:
             new = [x for x in summary.policy_ids if x not in known and x not in known_here]
             entries.update(dict.fromkeys(new, Entry(stash, summary.name)))
             self._number = max(self._number, summary.number)
-        self.waiting.update(entries)
+        self.unloaded.update(entries)
         return sorted(entries)
 
     def open_own(self) -> None:
-        """Lets wait what the own stash has records of, and removes what a killed process left."""
+        """Adds the own stash's policies as unloaded, and removes what a killed process left."""
         summaries = self.stash.list_records()
         self._add_recorded(self.stash, summaries, ())
         if self._held is not None and self._held.is_held:
             for summary in summaries:
-                if Entry(self.stash, summary.name) not in self.waiting.values():
+                if Entry(self.stash, summary.name) not in self.unloaded.values():
                     self.stash.remove(summary.name)  # a newer record has its ids
             self.stash.remove_unrecorded()
 
-    def look_for(self, policy_id: str) -> None:
-        """Lets a policy wait if another process has frozen it meanwhile."""
+    def refresh(self, policy_id: str) -> None:
+        """Adds a policy as unloaded if another process has frozen it meanwhile."""
         entry = self._frozen_entry(policy_id)
         if self.is_kept and policy_id not in self._deleted and entry.stash.has_record(entry.name):
-            self.waiting[policy_id] = entry
+            self.unloaded[policy_id] = entry
 
     def make(self, policy_id: str) -> Any:
-        """Returns the policy that waits under an id, its variables in the stash.
+        """Returns the unloaded policy of an id, its variables in the stash.
 
         Raises:
             StashError: if its record is damaged, or names an unknown class.
         """
-        stash, name = self.waiting[policy_id]
+        stash, name = self.unloaded[policy_id]
         record = stash.read_record(name)
         source = f"the stash's record of {policy_id!r}"
         try:
@@ -132,18 +133,18 @@ class Archive:
             ) from error
         policy.policy_id = policy_id
         if stash is self.frozen:
-            policy.holding.state.frozen_as = policy_id
+            policy.driver.state.frozen_as = policy_id
         return policy
 
-    def arrived(self, entry: Entry) -> list[str]:
-        """Takes down that what lay in an entry is in the map now; returns its ids."""
-        ids = [policy_id for policy_id, place in self.waiting.items() if place == entry]
+    def mark_loaded(self, entry: Entry) -> list[str]:
+        """Records that the policy of an entry is in the map now; returns its ids."""
+        ids = [policy_id for policy_id, place in self.unloaded.items() if place == entry]
         for policy_id in ids:
-            del self.waiting[policy_id]
+            del self.unloaded[policy_id]
         return ids
 
-    def replaced(self, policy_id: str) -> None:
-        """Takes down that the map has another policy under an id.
+    def mark_replaced(self, policy_id: str) -> None:
+        """Records that the map has another policy under an id.
 
         What was flushed under it stays until the next flush.
         """
@@ -152,8 +153,8 @@ class Archive:
             self.supersede(policy_id, entry)
         self._deleted.discard(policy_id)
 
-    def deleted(self, policy_id: str) -> None:
-        """Takes down that a policy is to be forgotten, whoever froze it."""
+    def mark_deleted(self, policy_id: str) -> None:
+        """Records that a policy was deleted, whoever froze it."""
         entry = self._forget(policy_id)
         if entry is not None:
             entry.stash.remove(entry.name)
@@ -163,9 +164,9 @@ class Archive:
             self._deleted.add(policy_id)
 
     def _forget(self, policy_id: str) -> Entry | None:
-        """Forgets what waits under an id; returns its entry if that is this map's to remove."""
-        entry = self.waiting.pop(policy_id, None)
-        is_last = entry is not None and entry not in self.waiting.values()
+        """Forgets an unloaded policy; returns its entry if that is this map's to remove."""
+        entry = self.unloaded.pop(policy_id, None)
+        is_last = entry is not None and entry not in self.unloaded.values()
         return entry if entry is not None and is_last and self.owns(entry) else None
 
     def supersede(self, policy_id: str, entry: Entry) -> None:
@@ -230,7 +231,7 @@ class Archive:
 
     def close(self) -> None:
         """Lets other maps open the stash."""
-        self.waiting.clear()
+        self.unloaded.clear()
         if self._held is not None:
             self._held.release()
 

@@ -29,10 +29,11 @@ import numpy as np
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
-from tfpolicies.policy import stacked_acting
-from tfpolicies.policy.archive import Archive, Entry
 from tfpolicies.policy.policy import Policy
-from tfpolicies.storage.paging import Pager, PagingStatistics
+from tfpolicies.policy_map import stacked_acting
+from tfpolicies.policy_map.paging import Pager, PagingStatistics
+from tfpolicies.policy_map.policy_store import Entry, PolicyStore
+from tfpolicies.state import PolicyState
 from tfpolicies.storage.pickling import refuse_pickling
 from tfpolicies.storage.stash import new_name
 
@@ -128,10 +129,10 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.specs: dict[str, PolicySpec] = {}
         self._lock = threading.RLock()
         self._policies: dict[str, Policy] = {}
-        self._archive = Archive(path, self.worker_index, policy_classes, model_work_limit)
-        self._pager = Pager(capacity, capacity_bytes, self._archive.stash)
-        if self._archive.is_kept:
-            self._archive.open_own()
+        self._store = PolicyStore(path, self.worker_index, policy_classes, model_work_limit)
+        self._pager = Pager(capacity, capacity_bytes, self._store.stash)
+        if self._store.is_kept:
+            self._store.open_own()
             self.refresh()
 
     # -- a dict -------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """
         policy = self.handle(policy_id)
         state = self._paged(policy)
-        if state is None and policy.holding.state is not None:
+        if state is None and policy.driver.state is not None:
             raise UsageError(
                 f"The policy {policy_id!r} is a guest here: its memory belongs to another "
                 "PolicyMap. Ask that one, or put a copy here: `policy.copy()`."
@@ -180,8 +181,8 @@ class PolicyMap(MutableMapping[str, Policy]):
             return policy
         with self._lock:
             if policy_id not in self:
-                self._archive.look_for(policy_id)
-            if policy_id in self._archive.waiting:
+                self._store.refresh(policy_id)
+            if policy_id in self._store.unloaded:
                 self._open(policy_id)
             if policy_id not in self._policies:
                 raise UnknownPolicyError(
@@ -202,10 +203,10 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             before = self._policies.get(policy_id)
             if before is not policy:
-                if policy.holding.state is not None:
-                    self._take(policy_id, policy, policy.holding.state, before)
+                if policy.driver.state is not None:
+                    self._take(policy_id, policy, policy.driver.state, before)
                 self._policies[policy_id] = policy
-                self._archive.replaced(policy_id)
+                self._store.mark_replaced(policy_id)
                 self.specs.pop(policy_id, None)
                 if before is not None:
                     self._leave(before, replaced_as=policy_id)
@@ -213,7 +214,9 @@ class PolicyMap(MutableMapping[str, Policy]):
             if state is not None:
                 self._pager.touch(state)
 
-    def _take(self, policy_id: str, policy: Policy, state: Any, before: Policy | None) -> None:
+    def _take(
+        self, policy_id: str, policy: Policy, state: PolicyState, before: Policy | None
+    ) -> None:
         """Has the pager take a policy's state, in place of that of the one before."""
         if state.pager is not None:
             return  # it is here under another id, or a guest
@@ -235,7 +238,7 @@ class PolicyMap(MutableMapping[str, Policy]):
                 stays until the next flush.
         """
         state = self._paged(policy)
-        is_guest = state is None and policy.holding.state is not None
+        is_guest = state is None and policy.driver.state is not None
         if self._count(policy) or is_guest:
             return
         policy.close()
@@ -243,8 +246,8 @@ class PolicyMap(MutableMapping[str, Policy]):
             page = self._pager.leave(state)
             kept = None if replaced_as is None else page.recorded_as
             if replaced_as is not None and kept is not None:
-                self._archive.supersede(replaced_as, Entry(page.stash, kept))
-            if page.is_own or page.stash is self._archive.stash:
+                self._store.supersede(replaced_as, Entry(page.stash, kept))
+            if page.is_own or page.stash is self._store.stash:
                 for name in page.entries - {kept}:
                     page.stash.remove(name)
 
@@ -255,23 +258,23 @@ class PolicyMap(MutableMapping[str, Policy]):
             UnknownPolicyError: if there is none of this id; also a KeyError.
         """
         with self._lock:
-            if policy_id not in self._archive.waiting:
+            if policy_id not in self._store.unloaded:
                 policy = self.handle(policy_id)
                 del self._policies[policy_id]
                 self._leave(policy)
-            self._archive.deleted(policy_id)
+            self._store.mark_deleted(policy_id)
             self.specs.pop(policy_id, None)
 
     def __contains__(self, policy_id: object) -> bool:
-        return policy_id in self._policies or policy_id in self._archive.waiting
+        return policy_id in self._policies or policy_id in self._store.unloaded
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._policies) + len(self._archive.waiting)
+            return len(self._policies) + len(self._store.unloaded)
 
     def __iter__(self) -> Iterator[str]:
         with self._lock:
-            return iter([*self._policies, *self._archive.waiting])
+            return iter([*self._policies, *self._store.unloaded])
 
     def get(self, policy_id: str, default: Any = None) -> Any:
         """Returns `m[policy_id]`, or `default` if there is none of this id."""
@@ -387,7 +390,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             config["__session_creator"] = create
         policy: Any = policy_cls(observation_space, action_space, config)
         if create is not None:
-            policy.holding.program.runtime.open(policy.holding.state)
+            policy.driver.program.runtime.open(policy.driver.state)
         self[policy_id] = policy
         override = dict(config_override or {})
         self.specs[policy_id] = PolicySpec(policy_cls, observation_space, action_space, override)
@@ -417,7 +420,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         validate_policy_id(target, error=True)
         policy = original.copy(target)
         for name, value in hyperparameters.items():
-            policy.holding.set_hyper(name, value)
+            policy.driver.set_hyperparameter(name, value)
         with self._lock:
             present: Any = None
             if target in self:
@@ -459,13 +462,13 @@ class PolicyMap(MutableMapping[str, Policy]):
             FrozenPolicyError: if it is frozen; likewise.
             UsageError: for a hand-written policy.
         """
-        held = self.handle(policy_id).holding
-        held.require_changeable()
-        drawing: Any = held.generator if rng is None else rng
-        before = {name: held.hyper(name) for name in names}
+        driver = self.handle(policy_id).driver
+        driver.require_changeable()
+        drawing: Any = driver.generator if rng is None else rng
+        before = {name: driver.get_hyperparameter(name) for name in names}
         after = {name: value * float(drawing.choice(factors)) for name, value in before.items()}
         for name, value in after.items():
-            held.set_hyper(name, value)
+            driver.set_hyperparameter(name, value)
         return after
 
     # -- acting -------------------------------------------------------------------------------
@@ -480,7 +483,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             found = [
                 (state.last_used, policy_id)
                 for policy_id, policy in self._policies.items()
-                if (state := policy.holding.state) is not None and state.is_in_memory
+                if (state := policy.driver.state) is not None and state.is_in_memory
             ]
         return [policy_id for _, policy_id in sorted(found)]
 
@@ -531,7 +534,7 @@ class PolicyMap(MutableMapping[str, Policy]):
                 raise UsageError(f"{policy!r} cannot be frozen: the map knows no variables of it.")
             with state.lock:
                 if state.frozen_as is None:
-                    entry, is_own = self._archive.freeze(policy_id, policy, state.memory)
+                    entry, is_own = self._store.freeze(policy_id, policy, state.memory)
                     self._pager.freeze(state, policy_id, entry.name, entry.stash, is_own=is_own)
         return policy
 
@@ -546,9 +549,9 @@ class PolicyMap(MutableMapping[str, Policy]):
             StashError: if one of them cannot be written; the others are.
         """
         with self._lock:
-            superseded = self._archive.superseded_entries()
+            superseded = self._store.superseded_entries()
         failed = None
-        for policy_id in self if self._archive.is_kept else ():
+        for policy_id in self if self._store.is_kept else ():
             with self._lock:
                 policy = self._policies.get(policy_id)  # others wait in the stash as they are
                 try:
@@ -560,16 +563,16 @@ class PolicyMap(MutableMapping[str, Policy]):
         if failed is not None:
             raise failed
         with self._lock:
-            self._archive.remove_superseded(superseded)
+            self._store.remove_superseded(superseded)
 
-    def _flush(self, policy: Policy, state: Any) -> None:
+    def _flush(self, policy: Policy, state: PolicyState) -> None:
         page = self._pager[state]
-        if page.stash is self._archive.frozen:
+        if page.stash is self._store.frozen:
             return
         ids = [policy_id for policy_id, other in self._policies.items() if other is policy]
         with state.lock:
             self._pager.write(state)
-            self._archive.write_record(Entry(page.stash, page.name), ids, policy)
+            self._store.write_record(Entry(page.stash, page.name), ids, policy)
             self._pager.mark_recorded(state)
 
     def close(self) -> None:
@@ -580,21 +583,19 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.flush()
         with self._lock:
             self._close_sessions()
-            own = [policy for policy in self._policies.values() if self._paged(policy) is not None]
-            held = [weakref.ref(policy) for policy in set(own)]
-            del own
+            own = [weakref.ref(x) for x in {*self._policies.values()} if self._paged(x) is not None]
             self._policies.clear()
             self.specs.clear()
-            for policy in filter(None, (each() for each in held)):
-                self._pager.leave(policy.holding.state)
-            self._archive.close()
+            for policy in filter(None, (reference() for reference in own)):
+                self._pager.leave(policy._pageable)
+            self._store.close()
 
     def _close_sessions(self) -> None:
         for policy in self._policies.values():
-            if self._paged(policy) is None and policy.holding.state is not None:
+            if self._paged(policy) is None and policy.driver.state is not None:
                 continue  # a guest
             policy.close()
-            program = policy.holding.program
+            program = policy.driver.program
             if program is not None and self.session_creator is not None:
                 program.runtime.drop_idle(self.session_creator)
 
@@ -610,16 +611,16 @@ class PolicyMap(MutableMapping[str, Policy]):
     def refresh(self) -> list[str]:
         """Looks for policies that other processes froze in the stash; returns the new ids."""
         with self._lock:
-            archive = self._archive
+            archive = self._store
             return archive.find(archive.frozen, self._policies) if archive.is_kept else []
 
     def _open(self, policy_id: str) -> None:
         """Makes a policy that waits in the stash."""
-        entry = self._archive.waiting[policy_id]
-        policy = self._archive.make(policy_id)
-        state, is_own = policy.holding.state, self._archive.owns(entry)
+        entry = self._store.unloaded[policy_id]
+        policy = self._store.make(policy_id)
+        state, is_own = policy.driver.state, self._store.owns(entry)
         self._pager.adopt(entry.name, state, _release(policy, state), entry.stash, is_own=is_own)
-        self._policies.update(dict.fromkeys(self._archive.arrived(entry), policy))
+        self._policies.update(dict.fromkeys(self._store.mark_loaded(entry), policy))
 
 
 class _Items(ItemsView[str, Policy]):
@@ -640,16 +641,16 @@ class _Values(ValuesView[Policy]):
         return any(value is each for each in self)
 
 
-def _release(policy: Any, state: Any) -> Callable[[], None]:
+def _release(policy: Any, state: PolicyState) -> Callable[[], None]:
     """Returns what is called when a policy's variables leave memory."""
-    return functools.partial(policy.holding.program.runtime.release, state)
+    return functools.partial(policy.driver.program.runtime.release, state)
 
 
 def _takes_states_of(policy: Policy | None, other: Policy) -> bool:
     """Whether a policy is of the same kind as another, and may change."""
-    if policy is None or policy.holding.program is None:
+    if policy is None or policy.driver.program is None:
         return False
-    mine, theirs = policy.holding, other.holding
+    mine, theirs = policy.driver, other.driver
     return mine.program is theirs.program and not mine.is_frozen
 
 

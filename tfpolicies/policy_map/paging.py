@@ -12,6 +12,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -50,29 +51,29 @@ class PagingStatistics(NamedTuple):
         return self.hits / asked if asked else 1.0
 
 
+@dataclass(eq=False)
 class Page:
     """One state under paging.
 
-    Args:
+    Attributes:
         pager: pages it.
         name: of its entry in the stash.
         state: the state.
         on_eviction: called when the state leaves memory.
     """
 
-    def __init__(
-        self, pager: Pager, name: str, state: PolicyState, on_eviction: Callable[[], None]
-    ) -> None:
-        self.pager = pager
-        self.name = name
-        self.state = state
-        self.on_eviction = on_eviction
-        self.stash = pager.stash
-        self.written: int | None = None  # the version of the variables that lies in the stash
-        self.recorded_as: str | None = None  # the entry in the map's own stash that has a record
-        self.is_pinned = False
-        self.is_own = True  # not frozen by another worker's map
-        self.noted = 0  # when the state was last used, as the pager's order has it
+    pager: Pager
+    name: str
+    state: PolicyState
+    on_eviction: Callable[[], None]
+    written: int | None = None  # the version of the variables that lies in the stash
+    recorded_as: str | None = None  # the entry in the map's own stash that has a record
+    is_pinned: bool = False
+    is_own: bool = True  # not frozen by another worker's map
+    noted: int = 0  # when the state was last used, as the pager's order has it
+
+    def __post_init__(self) -> None:
+        self.stash = self.pager.stash
 
     @property
     def is_frozen(self) -> bool:

@@ -1,0 +1,159 @@
+"""The extension that lets objects of the core answer code written for RLlib."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.algorithms.pg import PGPolicy
+from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat.adapter import make_model_factory, wrap_model
+from tfpolicies.compat.attention import complete_memory
+from tfpolicies.compat.batches import (
+    policy_batches,
+    single_step_input,
+    view_as_dict,
+    view_from_dict,
+)
+from tfpolicies.compat.configs import CONFIG_ATTRIBUTES
+from tfpolicies.compat.episodes import EPISODE_METHODS
+from tfpolicies.compat.filters import FILTER_ATTRIBUTES
+from tfpolicies.compat.flat_rows import flat_observation_view
+from tfpolicies.compat.keras_model import prepare_model
+from tfpolicies.compat.methods import as_method
+from tfpolicies.compat.runs import ALGORITHM_ATTRIBUTES
+from tfpolicies.compat.workers import WORKER_ATTRIBUTES, WORKER_SET_ATTRIBUTES
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.extensions import Extension
+from tfpolicies.models.running_filter import RunningFilter
+from tfpolicies.policy.kind import PolicyKind
+from tfpolicies.policy.policy import Policy
+from tfpolicies.program.view import ModelView
+from tfpolicies.rollout.episode import Episode
+from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode
+from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+__all__ = ["RECORDED", "RLlibExtension"]
+
+_VALUES = "_value_fn_out"
+RECORDED: dict[type, dict[str, str]] = {
+    PGPolicy: {"policy_loss": "policy_loss"},
+    PPOTFPolicy: {
+        "_total_loss": "total_loss",
+        "_mean_policy_loss": "policy_loss",
+        "_mean_vf_loss": "vf_loss",
+        "_mean_kl_loss": "kl",
+        "_mean_entropy": "entropy",
+    },
+}
+"""Attributes that losses of RLlib's policies set, and the statistics in them."""
+
+
+def _do_nothing() -> None:
+    """Does nothing: what constructors in RLlib must call is made on demand here."""
+
+
+def _refuse_rows(episode: Any) -> NoReturn:
+    raise AttributeError(
+        f"{type(episode).__name__!r} object has no attribute 'batch_builder': episodes hold no "
+        "rows. Read them in on_postprocess_trajectory or on_sample_end"
+    )
+
+
+def _get_recorded(statistic: str) -> Callable[[Any], Any]:
+    """Returns a getter of a statistic that the loss of this package recorded on a traced view."""
+    return lambda view: vars(view)["recorded"][statistic]
+
+
+def _get_values(view: Any) -> Any:
+    """Returns the values of the minibatch on a traced view."""
+    return vars(view)["_loss_model"].value_function()
+
+
+_EPISODE: dict[str, Callable[[Any], Any]] = {
+    "batch_builder": _refuse_rows,
+    "env_id": lambda episode: episode.env_index,
+    "policy_map": lambda episode: episode.worker.policy_map,
+    "policy_mapping_fn": lambda episode: episode.worker.policy_mapping_fn,
+    "started": lambda episode: episode.length > 0,
+    **{name: as_method(function) for name, function in EPISODE_METHODS.items()},
+}
+
+_STATISTICS: dict[type, dict[str, Callable[[Any], Any]]] = {
+    policy_class: {name: _get_recorded(statistic) for name, statistic in names.items()}
+    for policy_class, names in RECORDED.items()
+}
+
+
+class RLlibExtension(Extension):
+    """Adds what scripts for RLlib read of policies, batches, episodes, workers and runs."""
+
+    records_steps = True
+    attributes = {
+        Policy: {"_create_exploration": lambda policy: _do_nothing},
+        RunningFilter: FILTER_ATTRIBUTES,
+        PolicyKind: {
+            "variables": lambda policy: lambda: list(policy.model.variables),
+            # False while postprocessing is given zeros to learn its columns
+            "loss_initialized": lambda policy: lambda: not policy._sees_zeros,
+            "maybe_initialize_optimizer_and_loss": lambda policy: _do_nothing,
+        },
+        PGPolicy: _STATISTICS[PGPolicy],
+        PPOTFPolicy: {
+            "entropy_coeff": lambda policy: policy._in_force("entropy_coeff"),
+            "kl_coeff": lambda policy: policy._in_force("kl_coeff"),
+            _VALUES: _get_values,
+            **_STATISTICS[PPOTFPolicy],
+        },
+        AlgorithmConfig: CONFIG_ATTRIBUTES,
+        Algorithm: ALGORITHM_ATTRIBUTES,
+        WorkerSet: WORKER_SET_ATTRIBUTES,
+        RolloutWorker: WORKER_ATTRIBUTES,
+        ModelView: {"from_batch": lambda model: model},
+        Episode: _EPISODE,
+        MultiAgentEpisode: {"policy_mapping_fn": lambda episode: episode.mapping_fn},
+        SampleBatch: {
+            "policy_batches": policy_batches,
+            "get_single_step_input_dict": as_method(single_step_input),
+        },
+        ViewRequirement: {"to_dict": as_method(view_as_dict)},
+    }
+    class_attributes = {
+        PolicyKind: dict.fromkeys(("as_eager", "with_tracing"), lambda cls: lambda: cls),
+        ViewRequirement: {"from_dict": lambda cls: view_from_dict},
+    }
+
+    def make_model_factory(self, custom_model: Any) -> Any:
+        return make_model_factory(custom_model)
+
+    def wrap_model(self, model: Any, observation_space: Any, action_space: Any) -> Any:
+        return wrap_model(model, observation_space, action_space)
+
+    def prepare_model(self, policy: Any, model: Any) -> None:
+        prepare_model(policy, model)
+
+    def complete_memory(
+        self, policy: Any, states: Any
+    ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]] | None:
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            return complete_memory(policy, states)
+        return None
+
+    def read_statistics(self, view: Any, train_batch: Any) -> Mapping[str, Any]:
+        attributes = vars(view)
+        base = next((base for base in RECORDED if isinstance(view, base)), None)
+        names = {} if base is None else RECORDED[base]
+        result = {names[name]: x for name, x in attributes.items() if name in names}
+        if base is PPOTFPolicy and _VALUES in attributes:
+            targets, mask = train_batch["value_targets"], train_batch["loss_mask"]
+            limit = view.config["vf_clip_param"]
+            result |= value_statistics(attributes[_VALUES], targets, mask, limit)
+        return result
+
+    def edit_batch(self, batch: Any, space: Any) -> contextlib.AbstractContextManager[None]:
+        return flat_observation_view(batch, space)

@@ -1,0 +1,602 @@
+"""Driving a policy: what samplers, algorithms, evaluation, maps and checkpoints talk to.
+
+A policy has one driver, `policy.driver`, so nobody asks what sort of policy there is. The driver
+here calls the methods of the policy's page: for policies written by hand. That of policies with a
+Program is in `compiled_driver.py`. Acting and learning are a part each, since a subclass may
+override one of them alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.batch.leaves import iterate_leaves
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.errors import UsageError
+from tfpolicies.models.action_mapping import ActionMapping, find_unscaled
+from tfpolicies.models.ports import PREVIOUS, View, leaf_ports, previous
+from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
+from tfpolicies.policy.input_dict import name_memory
+from tfpolicies.policy.recurrent_state import flatten_memory, unflatten_memory
+
+if TYPE_CHECKING:
+    from tfpolicies.program.program import Program
+    from tfpolicies.state import PolicyState
+
+logger = logging.getLogger("tfpolicies")
+
+FILTERS = ("filter", "reward_filter")
+"""The attributes of a policy that hold its running statistics; None where there are none."""
+
+_warned: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+class _Part:
+    """A part of a driver. It does not keep its policy, so that this goes with its last handle."""
+
+    def __init__(self, policy: Any) -> None:
+        self._reference = weakref.ref(policy)
+
+    @property
+    def policy(self) -> Any:
+        """The policy.
+
+        Raises:
+            ReferenceError: if it is gone.
+        """
+        policy = self._reference()
+        if policy is None:
+            raise ReferenceError("The policy of this driver is gone. Keep the policy itself.")
+        return policy
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy of the policy gets a driver of its own
+        return type(None), ()
+
+
+class SingleAction(NamedTuple):
+    """What acting on one observation gives.
+
+    Attributes:
+        env_action: for the environment.
+        states: the new memory, arrays without a batch axis.
+        extras: such as `action_logp`, by name.
+    """
+
+    env_action: Any
+    states: Any
+    extras: dict[str, Any]
+
+
+class Acting(_Part):
+    """Acts by a policy's `compute_actions`, for those who step environments.
+
+    The memory at the start of an episode is `Policy.get_initial_state`.
+
+    Attributes:
+        views: what values and the model read besides the observation and the memory.
+        has_fixed_initial_state: whether all episodes begin with the same memory; else each asks for
+            its own.
+        resets_per_episode: whether `start_episode` must be called when an episode ends.
+        inference: the runtime that acts, "onnx" or "tf", with "auto" resolved; None without a
+            Program.
+        stackable: what can act in one call with others of its Program; None if there is no such
+            thing.
+    """
+
+    views: Sequence[View] = ()
+    resets_per_episode: bool = False
+    stackable: Any = None
+    _memory_form: Any = None
+
+    @property
+    def has_fixed_initial_state(self) -> bool:
+        """Whether all episodes begin with the same memory."""
+        return False
+
+    @property
+    def inference(self) -> str | None:
+        """The runtime that acts; None without a Program."""
+        return None
+
+    @property
+    def input_views(self) -> Sequence[View]:
+        """The views that `act` is to be given: the previous action and reward, and `views`."""
+        own = previous(self.policy.action_space)
+        return (*own, *(view for view in self.views if view.name not in PREVIOUS))
+
+    @property
+    def reads_episodes(self) -> bool:
+        """Whether `act` is to be given the last infos and the episodes of its rows."""
+        return bool(self.policy._signature.reads_episodes)
+
+    def act(
+        self,
+        obs: Sequence[np.ndarray],
+        views: Sequence[np.ndarray] = (),
+        states: Sequence[np.ndarray] = (),
+        *,
+        explore: bool | None = None,
+        infos: Sequence[Any] | None = None,
+        episodes: Sequence[Any] | None = None,
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Acts on inputs that are known to fit.
+
+        Args:
+            obs: observation leaves `[N, ...]`.
+            views: the leaves of `input_views`.
+            states: the memory, `[N, ...]` each.
+            explore: sample or be greedy; None takes `config["explore"]`.
+            infos: the last info of each row, where `reads_episodes`.
+            episodes: the episode of each row, likewise.
+
+        Returns:
+            Actions for the environment, and the columns to keep of each row: `actions` (one column
+            per leaf), extras, and the new memory `state_out_<i>`. The arrays are valid until the
+            next call.
+
+        Raises:
+            UsageError: if `compute_actions` gives something else, or not one for each observation.
+            ObservationError: if actions are not of the action space's shape.
+        """
+        policy = self.policy
+        leaves = action_leaves(policy.action_space)
+        obs = policy.driver.learning.normalize_observations(obs)
+        batch = policy._as_given(nest(policy.observation_space, obs))
+        inputs: dict[str, Any] = {"obs": batch}
+        arrays = iter(views)
+        for view in self.input_views if views else ():
+            inputs[view.name] = view.nested([next(arrays) for _ in view.ports])
+        if infos is not None:
+            inputs["infos"] = list(infos)
+        result = policy.compute_actions_from_input_dict(
+            SampleBatch({**inputs, **self._name_memory(states)}),
+            explore=explore,
+            timestep=policy.global_timestep,
+            episodes=episodes,
+        )
+        method = f"{type(policy).__name__}.compute_actions"
+        chosen, memory, extras = _check_result(result, method)
+        actions = batch_leaves(leaves, chosen, "actions")
+        ports = leaf_ports("actions", leaves)
+        columns = {port.name: x for port, x in zip(ports, actions, strict=True)}
+        columns |= {f"state_out_{i}": x for i, x in enumerate(flatten_memory(memory))}
+        columns |= {name: np.asarray(extra) for name, extra in extras.items()}
+        _require_rows(columns, len(next(iterate_leaves(batch))), method)
+        return nest(policy.action_space, self.to_env(actions)), columns
+
+    def act_single(
+        self,
+        obs: Any,
+        state: Any = None,
+        *,
+        unsquash: bool | None = None,
+        clip: bool | None = None,
+        **arguments: Any,
+    ) -> SingleAction:
+        """Acts on one observation by the policy's `compute_single_action`.
+
+        Args:
+            obs: the observation; None if it is in an `input_dict` among the arguments.
+            state: the memory.
+            unsquash: see `Policy.env_action`.
+            clip: likewise.
+            **arguments: the others of `Policy.compute_single_action`.
+        """
+        policy = self.policy
+        action, states, extras = policy.compute_single_action(obs, state, **arguments)
+        env_action = policy.env_action(action, unsquash=unsquash, clip=clip)
+        return SingleAction(env_action, states, extras)
+
+    def prefetch_noise(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which acting is cheaper; what it gives stays the same.
+
+        Args:
+            rows: on which `act` is to act in it, in all.
+        """
+        del rows
+        return contextlib.nullcontext()
+
+    def to_env(
+        self,
+        actions: Sequence[np.ndarray],
+        *,
+        unsquash: bool | None = None,
+        clip: bool | None = None,
+    ) -> list[np.ndarray]:
+        """Returns leaves of the policy's own actions as the environment takes them.
+
+        Args:
+            actions: `[N, *shape]` each.
+            unsquash: see `Policy.env_action`.
+            clip: likewise.
+        """
+        policy = self.policy
+        config = policy.config
+        normalize = config.get("normalize_actions", True) if unsquash is None else unsquash
+        clip = config.get("clip_actions", False) if clip is None else clip
+        mapping = ActionMapping(policy.action_space, normalize, clip, from_zero=False)
+        if normalize:
+            _warn_of_range(policy, mapping.leaves, actions)
+        return mapping.to_env(actions)
+
+    def start_episode(self) -> None:
+        """Notes that an episode ended and the next one begins."""
+
+    def _name_memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Returns a memory by the names that it has in an input dict."""
+        if not states:
+            return {}
+        if self._memory_form is None:
+            self._memory_form = self.policy.get_initial_state()
+        return name_memory(unflatten_memory(self._memory_form, states))
+
+
+class Learning(_Part):
+    """Lets a policy learn by its `learn_on_batch`, and prepares what it learns from."""
+
+    @property
+    def detects_non_finite(self) -> bool:
+        """Whether an update that is not finite is found by the update itself."""
+        return False
+
+    @property
+    def compile_mode(self) -> str | None:
+        """How updates are compiled, in words; None without a Program."""
+        return None
+
+    @property
+    def lookahead(self) -> int:
+        """How many rows ahead the postprocessing reads: here trajectories end with fragments."""
+        return 0
+
+    @property
+    def learns(self) -> bool:
+        """Whether the class says how it learns."""
+        return bool(self.policy._learns())
+
+    @property
+    def postprocesses_trajectories(self) -> bool:
+        """Whether `postprocess_trajectory` must be called for each trajectory."""
+        return "postprocess_trajectory" in self.policy._overridden
+
+    def settle_views(self) -> Mapping[str, ViewRequirement]:
+        """Returns which views batches are to have; from now on that cannot be changed."""
+        requirements = self.policy._own_views()
+        requirements.is_settled = True
+        views: Mapping[str, ViewRequirement] = requirements.added
+        return views
+
+    def select_columns(self, batch: Mapping[str, Any]) -> list[str]:
+        """Returns which columns of a batch are kept to learn from them later: all but infos."""
+        return [name for name in batch if name != SampleBatch.INFOS]
+
+    def train(
+        self,
+        batch: Any,
+        num_epochs: int,
+        minibatch_size: int,
+        *,
+        shuffle: bool = True,
+        standardize: Collection[str] = (),
+    ) -> Mapping[str, Any]:
+        """Learns from a whole train batch: here by `learn_on_batch`, whose affair epochs are.
+
+        Args:
+            batch: a postprocessed batch of N rows.
+            num_epochs: passes over the batch, where they are not the policy's own affair.
+            minibatch_size: rows per update, likewise.
+            shuffle: whether rows are shuffled, likewise.
+            standardize: columns that get mean 0 and standard deviation 1 first, likewise.
+
+        Returns:
+            The result, as `learn_on_batch` gives it.
+        """
+        del num_epochs, minibatch_size, shuffle, standardize
+        result: Mapping[str, Any] = self.policy.learn_on_batch(batch)
+        return result
+
+    def update(
+        self,
+        batch: Any,
+        num_epochs: int,
+        minibatch_size: int,
+        *,
+        shuffle: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> Mapping[str, Any]:
+        """Updates by all minibatches of all epochs; returns what the last one gave.
+
+        Rows are shuffled in the batch itself (those of sequences are not). A `learn_epochs` of the
+        policy's own shuffles by itself.
+
+        Args:
+            batch: a postprocessed batch of N rows.
+            num_epochs: passes over the batch.
+            minibatch_size: rows per update.
+            shuffle: whether rows are shuffled.
+            rng: shuffles the rows of a policy without a generator of its own.
+
+        Raises:
+            UsageError: if a result is no dict.
+        """
+        policy = self.policy
+        own = getattr(policy, "learn_epochs", None)
+        if own is not None and shuffle:
+            learned = own(batch, num_epochs, minibatch_size)
+            return {**validate_result(policy, "learn_epochs", learned)}
+        result: Mapping[str, Any] = {}
+        for _ in range(num_epochs):
+            if shuffle and SampleBatch.SEQ_LENS not in batch:
+                batch.shuffle(rng)
+            for minibatch in batch.timeslices(minibatch_size):
+                learned = policy.learn_on_batch(minibatch)
+                result = validate_result(policy, "learn_on_batch", learned)
+        return {**result}
+
+    def replay(
+        self, batch: SampleBatch, minibatch_size: int | None, update_targets: np.ndarray
+    ) -> Mapping[str, Any]:
+        """Updates by replayed rows, one minibatch after the other; returns the result.
+
+        Args:
+            batch: `[K * minibatch_size]` rows.
+            minibatch_size: rows per update; None for one update of all, whose result also has what
+                the loss records of each row.
+            update_targets: bool `[K]`, whether target networks are updated after each update.
+        """
+        policy = self.policy
+        result: Mapping[str, Any] = {}
+        size = minibatch_size or batch.count
+        ends = [0, *(np.flatnonzero(update_targets) + 1).tolist(), len(update_targets)]
+        for start, stop in itertools.pairwise(ends):
+            if start < stop:
+                rows = batch.slice(start * size, stop * size)
+                result = self.update(rows, 1, size, shuffle=False)
+                if update_targets[stop - 1] and hasattr(policy, "update_target"):
+                    policy.update_target()
+        return result
+
+    def adapt(self, result: Mapping[str, Any]) -> None:
+        """Adapts the policy's coefficients to what `train` returned, as its class says."""
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes the rows of a sample into the filters, if there are any, until their next flush.
+
+        Args:
+            obs: observation leaves, `[N, T, ...]` each.
+            columns: the other columns, `[N, T, ...]` each; rewards are the environment's.
+        """
+        filters = self.policy.driver.filters
+        if "filter" in filters:
+            filters["filter"].observe([leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs])
+        if "reward_filter" in filters:
+            filters["reward_filter"].observe(columns["rewards"])
+
+    def flush_filters(self) -> None:
+        """Lets running statistics take effect, between two rounds of training."""
+        for each in self.policy.driver.filters.values():
+            each.flush()
+
+    def normalize_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns observation leaves `[..., *shape]` as batches are to have them: filtered."""
+        running = self.policy.driver.filters.get("filter")
+        return obs if running is None else running.scaled(obs)
+
+    def scale_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards as batches are to have them: at the scale of a reward filter, if any."""
+        running = self.policy.driver.filters.get("reward_filter")
+        return rewards if running is None else running(rewards)
+
+    def resolve(self) -> None:
+        """Decides in the config what every "auto" becomes, as the first use would."""
+
+    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
+        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
+
+    def take_seconds_loading(self) -> float:
+        """Returns the seconds that loading batches for learning took since the last call."""
+        return 0.0
+
+
+class PolicyDriver(_Part):
+    """Takes care of what a policy owns, and has the parts that act and learn.
+
+    `Policy.get_state`, `set_state`, `copy` and `close` are those of the page.
+
+    Args:
+        policy: that is driven.
+
+    Attributes:
+        acting: for samplers, sessions, evaluation and stacked acting.
+        learning: for algorithms and workers.
+        state: the `PolicyState` that a `PolicyMap` may send to its stash; None if there is none.
+        program: the `Program` that policies share; None if there is none.
+        auto_settings: the settings that were "auto".
+    """
+
+    acting: Acting
+    learning: Learning
+    state: PolicyState | None = None
+    program: Program | None = None
+    auto_settings: Collection[str] = ()
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy)
+        self.learning = Learning(policy)
+        self.choose_parts()
+
+    def choose_parts(self) -> None:
+        """Chooses the parts anew: a method of the policy was replaced."""
+        self.acting = Acting(self.policy)
+
+    @property
+    def spaces(self) -> tuple[gym.Space | None, gym.Space | None]:
+        """The spaces of observations and of actions; None for one that the policy does not have."""
+        names = "observation_space", "action_space"
+        observation_space, action_space = (getattr(self.policy, name, None) for name in names)
+        return observation_space, action_space
+
+    @property
+    def version(self) -> Any:
+        """What is equal as long as the policy's numbers are; None if nobody knows."""
+        return None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the policy only acts; see `PolicyMap.freeze`."""
+        return False
+
+    @property
+    def generator(self) -> np.random.Generator | None:
+        """Draws action noise, and the order of minibatches; None if nobody knows of one.
+
+        Learning that may overlap sampling has another generator for its own draws. Of a policy
+        written by hand it is the attribute `generator`, if that is a NumPy generator.
+        """
+        generator = vars(self.policy).get("generator")
+        return generator if isinstance(generator, np.random.Generator) else None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The running statistics `filter` (observations) and `reward_filter`, as far as there."""
+        attributes = vars(self.policy)
+        return {name: attributes[name] for name in FILTERS if attributes.get(name) is not None}
+
+    def get_acting_weights(self) -> Mapping[str, np.ndarray] | None:
+        """Returns copies of what sampling needs of the weights; None if it needs all of them."""
+        return None
+
+    def apply_filters(self) -> None:
+        """Acts and learns with the filters' present statistics from now on."""
+
+    def allow_non_finite(self) -> contextlib.AbstractContextManager[None]:
+        """Has `set_weights` and `set_state` take NaN and infinity for a while."""
+        return contextlib.nullcontext()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state fits, and changes nothing; see `Policy.set_state` for the errors."""
+        self.policy._check_state(state)
+
+    def require_changeable(self) -> None:
+        """Checks that hyper-parameters may be changed.
+
+        Raises:
+            FrozenPolicyError: if the policy is frozen.
+            UsageError: if nobody knows of hyper-parameters here.
+        """
+        raise self._untunable()
+
+    def get_hyperparameter(self, name: str) -> float:
+        """Returns the value in force of a hyper-parameter.
+
+        Raises:
+            ConfigError: if there is none of this name.
+            UsageError: if nobody knows of hyper-parameters here.
+        """
+        raise self._untunable()
+
+    def set_hyperparameter(self, name: str, value: float | None) -> None:
+        """Sets a hyper-parameter of this policy alone; see `get_hyperparameter` for the errors."""
+        raise self._untunable()
+
+    def _untunable(self) -> UsageError:
+        return UsageError(f"{self.policy!r} has no hyper-parameters that the map knows of.")
+
+    def copy_from(self, other: Any) -> None:
+        """Takes over from a policy with the same model all that acting depends on.
+
+        Raises:
+            UsageError: if the other has another model; nothing is changed then.
+        """
+        self.policy.set_weights(other.get_weights())
+        self._copy_filters(other.driver)
+
+    def _copy_filters(self, other: PolicyDriver) -> None:
+        for name, running in self.filters.items():
+            if name in other.filters:
+                running.sync(other.filters[name])
+
+    def make_copy(self, state: Mapping[str, Any]) -> Any:
+        """Returns another policy of the class, spaces and config, with a state of `get_state`."""
+        result: Any = copy.deepcopy(self.policy)
+        result.set_state(state)
+        return result
+
+    def copy_with_settings(
+        self, policy_id: str, settings: Mapping[str, Any], *, rebuild: bool
+    ) -> Any:
+        """Returns a copy with other settings.
+
+        Args:
+            policy_id: of the copy.
+            settings: that replace those of the config.
+            rebuild: whether the constructor must read them, so that a policy with a Program is
+                made anew, with the connectors and the further attributes of the present one.
+        """
+        del rebuild
+        result: Any = self.policy.copy(policy_id)
+        result.config.update(settings)
+        return result
+
+
+def validate_result(policy: Any, method: str, result: Any) -> Mapping[str, Any]:
+    """Returns what a method of a class gave for an update.
+
+    Raises:
+        UsageError: if it is no dict.
+    """
+    if isinstance(result, Mapping):
+        return result
+    raise UsageError(
+        f"{type(policy).__name__}.{method} must return a dict of results, such as what "
+        f"super().{method} returns, or {{}}; got {result!r:.200}."
+    )
+
+
+def _require_rows(columns: Mapping[str, np.ndarray], rows: int, method: str) -> None:
+    for name, column in columns.items():
+        if column.shape[:1] != (rows,):
+            raise UsageError(
+                f"{method} got {rows} observations, but gave {name} of the shape {column.shape}; "
+                "its first axis must have one for each."
+            )
+
+
+def _check_result(result: Any, method: str) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Returns actions, memory and extras, if that is what `compute_actions` gave."""
+    if isinstance(result, tuple | list) and len(result) == 3:
+        actions, memory, extras = result
+        if isinstance(memory, list | tuple | Mapping) and isinstance(extras, Mapping):
+            return actions, memory, extras
+    raise UsageError(
+        f"{method} must return (actions, state_outs, extras): state_outs a list or dict of arrays, "
+        f"extras a dict; without a memory (actions, [], {{}}). Got {result!r:.200}."
+    )
+
+
+def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
+    """Warns, once for each class, of an action that `normalize_actions` does not expect."""
+    policy_class = type(policy)
+    if policy_class in _warned:
+        return
+    unscaled = find_unscaled(leaves, actions)
+    if unscaled is not None:
+        _warned.add(policy_class)
+        logger.warning(
+            "%s gave the action %g, but with normalize_actions=True actions are from -1 to 1: the "
+            "environment gets them scaled to the bounds of its action space, and clipped. If your "
+            "policy gives the environment's own actions, set "
+            "environment(normalize_actions=False).",
+            policy_class.__name__,
+            unscaled,
+        )

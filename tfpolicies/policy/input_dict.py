@@ -1,0 +1,53 @@
+"""Input dicts: what acting reads, by column name, of one row or of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfpolicies.batch.leaves import with_batch_axis
+from tfpolicies.errors import UsageError
+
+
+def name_memory(memory: Any) -> dict[str, Any]:
+    """Returns a memory by the names that it has in an input dict."""
+    if isinstance(memory, Mapping):
+        return {"state_in": memory}
+    return {f"state_in_{i}": part for i, part in enumerate(memory)}
+
+
+def read_memory(input_dict: Mapping[str, Any]) -> Any:
+    """Returns the memory in an input dict: a list or a dict of arrays; None if there is none."""
+    names = [name for name in input_dict if name.startswith("state_in_")]
+    names.sort(key=lambda name: int(name.removeprefix("state_in_")))
+    return input_dict.get("state_in") or [input_dict[name] for name in names] or None
+
+
+def make_row(
+    obs: Any,
+    state: Sequence[Any] | None = None,
+    prev_action: Any = None,
+    prev_reward: Any = None,
+    info: Any = None,
+) -> dict[str, Any]:
+    """Returns the input dict of one row, without a batch axis.
+
+    Raises:
+        UsageError: if there is no observation.
+    """
+    if obs is None:
+        raise UsageError("compute_single_action needs obs or input_dict; both are missing.")
+    columns = {"obs": obs, "prev_actions": prev_action, "prev_rewards": prev_reward, "infos": info}
+    present = {name: value for name, value in columns.items() if value is not None}
+    return present | name_memory([] if state is None else state)
+
+
+def add_batch_axis(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the input dict of a batch of one row.
+
+    >>> add_batch_axis({"obs": 3, "seq_lens": [1]})
+    {'obs': array([3]), 'seq_lens': [1]}
+    """
+    return {
+        name: value if name == "seq_lens" else with_batch_axis(value) for name, value in row.items()
+    }

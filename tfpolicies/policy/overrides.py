@@ -1,0 +1,137 @@
+"""Which methods of a policy are its own: a class's, or put in their place later.
+
+What drives a policy with a Program does not call `compute_actions` and its like. Where a subclass
+has methods of its own in their place, or somebody replaces one on a class or on a single policy,
+these are what runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tfpolicies.extensions import ExtensibleType
+
+logger = logging.getLogger("tfpolicies")
+
+ACTING = ("compute_actions", "compute_actions_from_input_dict")
+LOADING = (
+    "load_batch_into_buffer",
+    "get_num_samples_loaded_into_buffer",
+    "learn_on_loaded_batch",
+)
+GRADIENTS = ("compute_gradients", "apply_gradients")
+UPDATING = ("learn_on_batch", *GRADIENTS)
+WEIGHTS = ("get_weights", "set_weights")
+_SLOWER = (*ACTING, *LOADING, *UPDATING)
+METHODS = frozenset(
+    (
+        *_SLOWER,
+        *WEIGHTS,
+        "compute_single_action",
+        "get_initial_state",
+        "learn_epochs",
+        "postprocess_trajectory",
+    )
+)
+"""The methods that a driver with a Program leaves out, unless they are a policy's own."""
+
+_warned: weakref.WeakSet[type] = weakref.WeakSet()
+_policies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The policies that have a driver, by `id`: a class of the user's may have no hash."""
+
+
+class PolicyMeta(ExtensibleType):
+    """The class of policy classes: it notices methods that are replaced on a class."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        _methods_changed(cls, name)
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        _methods_changed(cls, name)
+
+
+def _methods_changed(policy_class: Any, name: str) -> None:
+    if name in METHODS:
+        for each in (policy_class, *_subclasses(policy_class)):
+            each._inspect_methods()
+        for policy in [*_policies.values()]:
+            if isinstance(policy, policy_class):
+                policy._inspect_own_methods()
+
+
+def _subclasses(policy_class: type) -> list[type]:
+    direct: list[type] = type.__subclasses__(policy_class)
+    return [*direct, *(each for below in direct for each in _subclasses(below))]
+
+
+def register(policy: Any) -> None:
+    """Has a policy told when a method of its class is replaced."""
+    _policies[id(policy)] = policy
+
+
+def methods_of(base: type) -> dict[str, Any]:
+    """Returns the methods of a base class that subclasses may have in other forms, by name."""
+    return {name: _find_method(base, name) for name in METHODS}
+
+
+def _find_method(policy_class: type, name: str) -> Any:
+    """Returns what a class or its bases have under a name; extensions are not asked."""
+    return next((vars(each)[name] for each in policy_class.__mro__ if name in vars(each)), None)
+
+
+def find_overridden(policy_class: type, methods: dict[str, Any]) -> frozenset[str]:
+    """Returns which methods a class has of its own.
+
+    Args:
+        policy_class: the class.
+        methods: those of the base class, as `methods_of` gave them.
+    """
+    return frozenset(n for n, x in methods.items() if _find_method(policy_class, n) is not x)
+
+
+def warn_slower(policy_class: type, overridden: frozenset[str]) -> None:
+    """Says in one line, once for each class, that its own methods are what runs."""
+    slower = [name for name in _SLOWER if name in overridden]
+    if slower and policy_class not in _warned:
+        _warned.add(policy_class)
+        logger.warning(
+            "%s overrides %s: this runs in place of the compiled functions, and is slower.",
+            policy_class.__name__,
+            ", ".join(slower),
+        )
+
+
+class ActSignature(NamedTuple):
+    """What the signature of a policy's `compute_actions` asks for.
+
+    Attributes:
+        names: of the parameters.
+        takes_all: whether others can be given, too, by **kwargs.
+        reads_episodes: whether `episodes` or the last infos are among them.
+    """
+
+    names: frozenset[str]
+    takes_all: bool
+    reads_episodes: bool
+
+    @classmethod
+    def inspect(cls, owner: Any, default: Callable[..., Any]) -> ActSignature:
+        """Returns what the methods of a policy, or of a class of policies, ask for.
+
+        Args:
+            owner: the policy or class.
+            default: the `compute_actions_from_input_dict` that hands on what the other names.
+        """
+        parameters = inspect.signature(owner.compute_actions).parameters
+        takes_all = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
+        names, on_dict = {*parameters}, owner.compute_actions_from_input_dict
+        if getattr(on_dict, "__func__", on_dict) is not default:
+            names |= {*inspect.signature(on_dict).parameters}
+        reads_episodes = bool(names & {"info_batch", "episodes"})
+        return cls(frozenset(parameters), takes_all, reads_episodes)
