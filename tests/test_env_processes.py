@@ -552,6 +552,11 @@ while True:
 """
 
 
+def shared_files():
+    """Returns the files of shared memory; semaphores are those of tests beside this one."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -563,7 +568,7 @@ while True:
     ],
 )
 def test_nothing_is_left_when_the_workers_process_ends(kind, how):
-    files = set(os.listdir("/dev/shm"))
+    files = shared_files()
     path = os.pathsep.join([str(HOME), str(Path(__file__).parent)])
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, kind, how],
@@ -582,7 +587,7 @@ def test_nothing_is_left_when_the_workers_process_ends(kind, how):
         assert parent.wait(60) == {"kill": -9, "end": 0, "raise": 1}[how]
 
     assert wait_until(lambda: not any(map(is_running, pids)))
-    assert set(os.listdir("/dev/shm")) - files == set()
+    assert shared_files() - files == set()
 
 
 @pytest.mark.ray
