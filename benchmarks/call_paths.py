@@ -30,7 +30,7 @@ _WARM_UP, _TIMED = 3, 2_000
 
 
 class CallPath(NamedTuple):
-    """What one call enters of the package."""
+    """The calls, files and functions of the package in one call, and its time."""
 
     calls: int
     files: int

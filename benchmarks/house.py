@@ -25,6 +25,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import tfpolicies  # noqa: E402
+from benchmarks.call_paths import profile  # noqa: E402
 from tfpolicies import PPOTF1Policy, PPOTF2Policy  # noqa: E402
 from tfpolicies.testing import random_batch  # noqa: E402
 
@@ -35,7 +36,6 @@ CLASSES = (
 )
 QUANTILES = {"median": 0.5, "90th": 0.9, "99th": 0.99, "longest": 1.0}
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-_WARM_UP = 2  # calls before the one whose frames are counted
 
 
 # -- lines ------------------------------------------------------------------------------------
@@ -110,28 +110,9 @@ def _public(found: type) -> list[str]:
 # -- frames -----------------------------------------------------------------------------------
 
 
-def frames_of(call: Callable[[], Any]) -> int:
-    """Returns how many functions of the package one call enters, when it is warm."""
-    for _ in range(_WARM_UP):
-        call()
-    entered = 0
-    inside = str(PACKAGE)
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal entered
-        entered += event == "call" and frame.f_code.co_filename.startswith(inside)
-
-    sys.setprofile(count)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return entered
-
-
 def frames() -> dict[str, int]:
     """Returns the frames of `compute_actions` in each way of acting, and of `learn_on_batch`."""
-    return {name: frames_of(call) for name, call in _calls()}
+    return {name: profile(call).calls for name, call in _calls()}
 
 
 def _calls() -> Iterator[tuple[str, Callable[[], Any]]]:

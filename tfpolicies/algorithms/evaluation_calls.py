@@ -52,7 +52,10 @@ class EvaluationCalls:
             result.update(self._report(running.played.result(), self._evaluator))
         elif self._is_due(algorithm.iteration):
             result.update(algorithm.evaluate())
-        elif algorithm.config.always_attach_evaluation_results and self._evaluator.workers:
+        elif (
+            algorithm.config.always_attach_evaluation_results
+            and self._evaluator.workers is not None
+        ):
             result["evaluation"] = self._last or self._evaluator.no_metrics()
 
     def evaluate(

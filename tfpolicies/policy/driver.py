@@ -436,7 +436,7 @@ class PolicyDriver(_Part):
         self.choose_parts()
 
     def choose_parts(self) -> None:
-        """Chooses the parts anew: a method of the policy was replaced."""
+        """Chooses the parts, at first and when a method of the policy is replaced."""
         self.acting = Acting(self.policy)
 
     @property
