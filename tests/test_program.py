@@ -244,8 +244,8 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
     policy.load_batch_into_buffer(bad)
     updates = policy.program.updates
     ready = updates.reader.read(bad)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        updates.learn(policy._state, ready, policy._learner._met, minibatch_size=2)
+    with pytest.raises(tf.errors.InvalidArgumentError), updates.updating(policy._state):
+        updates.learn(policy._state, ready, minibatch_size=2)
     assert policy.num_grad_updates == 0
     for each in (policy, twin):
         each.learn_on_batch(batch)

@@ -25,15 +25,12 @@ class ActorCriticTFPolicy(TFPolicy):
     config_class = later("ActorCriticConfig")
     hyperparameters = (*TFPolicy.hyperparameters, "lambda", "vf_loss_coeff", "entropy_coeff")
     static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
+    _coefficient_stats = {"entropy_coeff": "entropy_coeff"}
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
         """A value is estimated if there is a critic."""
         return bool(static["use_critic"])
-
-    def _hyper_stats(self) -> dict[str, float]:
-        """Returns the coefficients in force."""
-        return {"cur_lr": self.hyper("lr"), "entropy_coeff": self.hyper("entropy_coeff")}
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds advantages, value targets and bootstrapped values for all trajectories at once.

@@ -54,6 +54,7 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         "kl_target",
     )
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
+    _coefficient_stats = {"cur_kl_coeff": "kl_coeff", "entropy_coeff": "entropy_coeff"}
     _switches = {"kl_coeff": "use_kl_loss"}
 
     def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
@@ -91,14 +92,6 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         vf_loss = masked_mean(tf.minimum(tf.square(values - targets), limit), mask)
         self.record(vf_loss=vf_loss, **value_statistics(values, targets, mask, limit))
         return vf_loss
-
-    def _hyper_stats(self) -> dict[str, float]:
-        """Returns the coefficients in force."""
-        return {
-            "cur_lr": self.hyper("lr"),
-            "cur_kl_coeff": self.hyper("kl_coeff"),
-            "entropy_coeff": self.hyper("entropy_coeff"),
-        }
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the KL coefficient to what an update of the algorithm measured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,8 +18,8 @@ from tfpolicies.policy.driver import validate_result
 from tfpolicies.policy.learning_batches import dummy_batch, require_actions
 from tfpolicies.policy.overrides import LOADING, UPDATING
 from tfpolicies.program.columns import LearnBatch, kind_of, travelling_columns
-from tfpolicies.program.failed_update import Reason
 from tfpolicies.program.minibatches import draw_minibatches
+from tfpolicies.program.updates import UpdateResult
 
 logger = logging.getLogger("tfpolicies")
 
@@ -42,6 +42,10 @@ class Learner:
         self._program = policy.program
         self._updates = policy.program.updates
         self._has_warned = False  # that an update was not finite
+        spec = policy.program.spec
+        names = {f"cur_{name}": name for name in spec.rates} | policy._coefficient_stats
+        indices = [(stat, spec.hyperparameters.index(name)) for stat, name in names.items()]
+        self._hyper_stats = tuple(indices)  # names in `learner_stats`, and places in `state.hyper`
         self.seconds_loading = 0.0
 
     @property
@@ -54,21 +58,26 @@ class Learner:
             program, batch = self._program, dummy_batch(self._policy)
             self._updates.discover(travelling_columns(program.spec, program.ports, batch))
 
-    def read(self, batch: Mapping[str, Any], minibatch_size: int | None = None) -> LearnBatch:
+    def read(self, batch: Mapping[str, Any]) -> LearnBatch:
         """Returns what the loss takes of a batch.
 
         Raises:
             MissingColumnError: if the batch lacks a column that the loss reads.
             BatchError: if it is empty, or has rows that no update can be made of.
         """
+        return self._read(self._policy, batch, None)
+
+    def _read(
+        self, policy: Any, batch: Mapping[str, Any], minibatch_size: int | None
+    ) -> LearnBatch:
         started = time.perf_counter()
-        ready: LearnBatch = self._updates.reader.read(batch)
+        ready = self._updates.reader.read(batch)
         self.seconds_loading += time.perf_counter() - started
-        unit = self._policy.get_batch_divisibility_req()
+        unit = policy.get_batch_divisibility_req()
         for size in (ready.count, minibatch_size or 0):
             if size % unit:
                 raise BatchError(
-                    f"The rows of each update of {self._policy!r} must be a multiple of {unit} "
+                    f"The rows of each update of {policy!r} must be a multiple of {unit} "
                     f"(get_batch_divisibility_req), got {size}."
                 )
         return ready
@@ -108,11 +117,12 @@ class Learner:
         Target networks are updated after the updates that `update_targets`, 0/1 `[K]`, names.
         """
         self._state.require_changeable()
+        policy = self._policy
         self.discover()
-        custom = self._announced(batch)
-        ready = self.read(batch, minibatch_size)
+        custom = _announce(policy, batch)
+        ready = self._read(policy, batch, minibatch_size)
         how = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": shuffle}
-        result = self._update(ready, ready.count, **how, update_targets=update_targets)
+        result = self._update(policy, ready, ready.count, **how, update_targets=update_targets)
         sampled_at = getattr(batch, "num_grad_updates", None) or 0
         result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
         return {**result, "custom_metrics": custom}
@@ -180,7 +190,8 @@ class Learner:
     def by_gradients(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Updates by `compute_gradients` and `apply_gradients`; see `TFPolicy.learn_on_batch`."""
         self._state.require_changeable()
-        custom, before, policy = self._announced(batch), self._state.num_grad_updates, self._policy
+        policy, before = self._policy, self._state.num_grad_updates
+        custom = _announce(policy, batch)
         gradients, info = policy.compute_gradients(batch)
         policy.apply_gradients(gradients)
         self._state.num_grad_updates += 1
@@ -192,39 +203,42 @@ class Learner:
             "custom_metrics": custom,
         }
 
-    def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Tells the callbacks of an update; returns the custom metrics they give."""
-        custom: dict[str, Any] = {}
-        policy = self._policy
-        if policy.callbacks is not None:
-            policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
-        return custom
-
-    def _update(self, batch: LearnBatch, rows: int, **how: Any) -> dict[str, Any]:
+    def _update(self, policy: Any, batch: LearnBatch, rows: int, **how: Any) -> dict[str, Any]:
         """Updates by `rows` rows of a batch; see `Updates.learn` for how."""
-        state = self._state
-        policy = self._policy
+        state, updates = self._state, self._updates
         policy._follow_updates()
         before = state.num_grad_updates
-        stats, fetches = self._updates.learn(state, batch, self._met, **how)
+        with updates.updating(state):
+            result = updates.learn(state, batch, **how)
+            self._require_finite(result)
+            updates.commit(state, result)
         return {
-            "learner_stats": {**stats, **policy._hyper_stats()},
+            "learner_stats": self._add_hyper_stats(result.stats),
             "num_agent_steps_trained": rows,
             "num_grad_updates_lifetime": state.num_grad_updates,
             "diff_num_grad_updates_vs_sampler_policy": float(before),
-            **fetches,
+            **result.fetches,
         }
 
-    def _met(self, find: Callable[[], Reason]) -> None:
-        """Meets an update that is not finite: by an error, or with `on_nan="warn"` by one warning.
+    def _add_hyper_stats(self, stats: dict[str, float]) -> dict[str, float]:
+        """Adds hyper-parameters in force to the statistics of the loss."""
+        values = self._state.hyper.tolist()
+        for name, index in self._hyper_stats:
+            stats[name] = values[index]
+        return stats
+
+    def _require_finite(self, result: UpdateResult) -> None:
+        """Raises if an update is not finite, or warns once with `on_nan="warn"`.
 
         Raises:
             NonFiniteError: naming the policy and what was the first not to be finite.
         """
+        if result.is_finite:
+            return
         stops = self._policy.config["on_nan"] == "stop"
         if self._has_warned and not stops:
             return
-        reason, policy_id = find(), self._policy.policy_id
+        reason, policy_id = result.explain(), self._policy.policy_id
         where = reason.where and f" in {reason.where}"
         what = (
             f"The update of policy {policy_id!r} is not finite: the first term to fail was "
@@ -250,20 +264,20 @@ class Learner:
         if size < rows:
             items = batch.between(offset, offset + size)
             rows = batch.rows_of(items)
-        custom: dict[str, Any] = {}
-        if self._policy.callbacks is not None:
-            custom = self._announced(batch.columns if items is None else batch.taken(items))
+        policy, custom = self._policy, {}
+        if policy.callbacks is not None:
+            custom = _announce(policy, batch.columns if items is None else batch.taken(items))
         part = {} if items is None else {"items": items, "minibatch_size": size}
-        return {**self._update(batch, rows, **part), "custom_metrics": custom}
+        return {**self._update(policy, batch, rows, **part), "custom_metrics": custom}
 
     # -- gradients ----------------------------------------------------------------------------
 
     def gradients(self, batch: Mapping[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch and their info; changes nothing."""
         self.discover()
-        found, learned = self._updates.gradients(self._state, self.read(batch), self._met)
-        stats = {**learned.stats, **self._policy._hyper_stats()}
-        return found, {"learner_stats": stats, **learned.fetches}
+        gradients, result = self._updates.gradients(self._state, self.read(batch))
+        self._require_finite(result)
+        return gradients, {"learner_stats": self._add_hyper_stats(result.stats), **result.fetches}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Updates the weights with gradients in the order of the trainable variables, loss by loss.
@@ -287,7 +301,18 @@ class Learner:
                 raise WeightsError(f"gradients[{i}] must be real numbers, got {array.dtype}.")
             arrays.append(array.astype(np.float32, copy=False))
         self._policy._follow_updates()
-        self._updates.apply_gradients(self._state, arrays, self._met)
+        with self._updates.updating(self._state):
+            result = self._updates.apply_gradients(self._state, arrays)
+            self._require_finite(result)
+            self._updates.commit(self._state, result)
+
+
+def _announce(policy: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Notifies the callbacks of an update; returns the custom metrics that they give."""
+    custom: dict[str, Any] = {}
+    if policy.callbacks is not None:
+        policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
+    return custom
 
 
 def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:

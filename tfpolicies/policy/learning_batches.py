@@ -11,7 +11,7 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.sequences import sequence_lengths
 from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.errors import BatchError, ObservationError, UsageError
-from tfpolicies.finite import is_finite
+from tfpolicies.finite import all_finite
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import SEQ_LENS, previous
 from tfpolicies.models.spaces import Leaf, batch_leaves, cell_sizes, is_float_box, nest
@@ -90,16 +90,15 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
     Raises:
         BatchError: if an action is not in its space; it names the row.
     """
-    given = batch.get(SampleBatch.ACTIONS)
-    if given is None:
+    if SampleBatch.ACTIONS not in batch:
         return
     try:
-        arrays = batch_leaves(leaves, given, "actions")
+        arrays = batch_leaves(leaves, batch[SampleBatch.ACTIONS], "actions")
     except ObservationError:
         return
     for leaf, array in zip(leaves, arrays, strict=True):
         if is_float_box(leaf.space):
-            if is_finite(array):
+            if all_finite((array,)):
                 continue
             is_wrong, rule = ~np.isfinite(array), "must be finite"
         else:

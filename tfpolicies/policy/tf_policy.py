@@ -104,6 +104,8 @@ class TFPolicy(PolicyKind):
     """Whether it learns from rows that were sampled long ago."""
     _column_defaults: ClassVar[Mapping[str, float]] = {}
     """What columns `[N]` that a batch may lack are filled with."""
+    _coefficient_stats: ClassVar[Mapping[str, str]] = {}
+    """Hyper-parameters, besides learning rates, in `learner_stats`: by their names there."""
     _driver_class = CompiledDriver
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -475,11 +477,6 @@ class TFPolicy(PolicyKind):
     def _updates_by_methods(self) -> bool:
         """Whether a subclass has methods of its own that each update has to call."""
         return not self._overridden.isdisjoint(overrides.UPDATING)
-
-    def _hyper_stats(self) -> dict[str, float]:
-        """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
-        rates = self.program.spec.rates
-        return {f"cur_{name}": self.hyper(name) for name in rates}
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]

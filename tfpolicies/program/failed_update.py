@@ -20,12 +20,11 @@ class Reason(NamedTuple):
     term: str  # what was the first not to be finite, with its value
     where: str = ""  # in which part of the update; "" where it has one
 
+    @classmethod
+    def of(cls, term: tuple[str, float] | None) -> Reason:
+        """Returns the reason for the first number that is not finite; None: only traced code."""
+        return cls("the loss, but only traced" if term is None else "{} ({})".format(*term))
 
-Met = Callable[[Callable[[], Reason]], None]
-"""What is done about an update that is not finite: called with what finds out the reason.
-
-It raises, and nothing of the update is kept; or it returns, and the update counts.
-"""
 
 _TOTALS = ("total_loss", "loss")
 """Statistics that are made of others, which say more."""

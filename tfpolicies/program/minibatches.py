@@ -21,7 +21,7 @@ class StepInputs(NamedTuple):
 
     def map(self, function: Callable[[Any], Any]) -> StepInputs:
         """Returns what a function makes of each input that there is."""
-        return StepInputs(*[function(x) if is_input(x) else x for x in self])
+        return StepInputs(*[x if isinstance(x, tuple) else function(x) for x in self])
 
     def at(self, i: Any) -> StepInputs:
         """Returns the inputs of one minibatch."""
@@ -51,17 +51,13 @@ class Minibatches(NamedTuple):
     whole: bool  # each epoch is one minibatch of exactly all rows
     inputs: StepInputs = StepInputs()  # that come with each
 
-    @property
-    def size(self) -> int:
-        """Rows of a full minibatch."""
-        return self.rows.shape[1]
-
     def padded_to(self, capacity: int) -> Minibatches:
         """Returns the same minibatches in arrays large enough for batches of `capacity` rows."""
+        size = self.rows.shape[1]
         if self.whole:
-            fill = [(0, 0), (0, capacity - self.size)]
+            fill = [(0, 0), (0, capacity - size)]
         else:
-            most = self.epochs * -(-capacity // self.size)
+            most = self.epochs * -(-capacity // size)
             fill = [(0, max(0, most - len(self.rows))), (0, 0)]
         if fill == [(0, 0), (0, 0)]:
             return self

@@ -2,29 +2,30 @@
 
 What the loss needs is discovered, what is compiled is decided, and every update is one `learn`,
 whether of one minibatch or of many epochs. The state that learns lies in the resident variables of
-the runtime. What an update leaves of them is an output of the compiled call, and becomes the
-state's only if all of it is finite; until then the state is what it was.
+the runtime. Their new values are an output of the compiled call, and so a part of the result, an
+`UpdateResult`; the state has them when its caller commits that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.finite import all_finite, first_bad, is_finite
+from tfpolicies.finite import all_finite, first_bad
 from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.columns import BatchReader, LearnBatch, LearnerSignature
 from tfpolicies.program.devices import CPU, placed
-from tfpolicies.program.failed_update import Met, Reason, first_term, last_sound
+from tfpolicies.program.failed_update import Reason, first_term, last_sound
 from tfpolicies.program.functions import LOSS, no_totals
 from tfpolicies.program.minibatches import (
     Minibatches,
@@ -45,21 +46,24 @@ from tfpolicies.system.forks import require_tensorflow
 logger = logging.getLogger("tfpolicies")
 
 
-class Learned(NamedTuple):
-    """What an update gives."""
+class UpdateResult(NamedTuple):
+    """The result of an update. The state does not have it before `Updates.commit`.
+
+    Attributes:
+        stats: of the loss.
+        fetches: of the loss, where there was one minibatch; one entry per row of the batch.
+        is_finite: whether the loss and all that the update changes are finite.
+        explain: returns why the update is not finite; call it before `Updates.updating` ends.
+        buffers: the new values of the variables that the update changes, by piece of the state.
+        steps: minibatches.
+    """
 
     stats: dict[str, float]
-    fetches: dict[str, np.ndarray]  # where there was one minibatch; one entry per row of the batch
-
-
-class _Ran(NamedTuple):
-    """An update that ran and does not count yet."""
-
-    left: Mapping[str, Any]  # the pieces of the state that it changes
-    steps: int
-    loss: float  # mean over the minibatches; not finite if one was not
-    reason: Callable[[Mapping[str, Any]], Reason]  # of `left`; why it is not finite
-    learned: Learned
+    fetches: dict[str, np.ndarray]
+    is_finite: bool
+    explain: Callable[[], Reason]
+    buffers: Mapping[str, Any] = {}
+    steps: int = 0
 
 
 class Updates:
@@ -139,6 +143,8 @@ class Updates:
             ports = self._functions.network.ports
             self.reader = BatchReader(self._spec, ports, signature)
             self._signature = signature
+            self._kinds = list(zip(signature.stat_names, signature.kinds, strict=True))
+            self._has_fetches = bool(signature.fetches)
             self.is_discovered = True
 
     def items_of(self, rows: int) -> int:
@@ -226,53 +232,77 @@ class Updates:
 
     # -- updates ------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def updating(self, state: PolicyState) -> Iterator[None]:
+        """Holds a state and the Program for one update of that state.
+
+        If the block raises, the state's generator is put back.
+
+        Args:
+            state: of a policy of this kind.
+
+        Raises:
+            FrozenPolicyError: if the policy is frozen.
+        """
+        with state.changing(), self._lock:
+            drawn_before = state.learning_rng.bit_generator.state
+            try:
+                self._runtime.begin_update(state)
+                yield
+            except BaseException:
+                state.learning_rng.bit_generator.state = drawn_before
+                raise
+
+    def commit(self, state: PolicyState, result: UpdateResult) -> None:
+        """Gives a state the result of its update; call it in `updating`."""
+        state.leave(result.buffers)
+        if result.is_finite:  # looking for a reason leaves other states in the variables
+            self._runtime.resident(state).note(state)
+        state.num_grad_updates += result.steps
+
     def learn(
         self,
         state: PolicyState,
         batch: LearnBatch,
-        met: Met,
         *,
         num_epochs: int = 1,
         minibatch_size: int | None = None,
         shuffle: bool = False,
         items: np.ndarray | None = None,
         update_targets: np.ndarray | None = None,
-    ) -> Learned:
-        """Updates a state by every minibatch of every epoch, or by one minibatch.
+    ) -> UpdateResult:
+        """Runs an update by every minibatch of every epoch, or by one minibatch.
+
+        Call it in `updating`. The state does not change, except for its generator.
 
         Args:
             state: of a policy of this kind.
             batch: what `reader` read.
-            met: what is done if the loss or the weights are not finite.
             num_epochs: passes over the batch.
             minibatch_size: rows per update; None for one update of all.
             shuffle: whether the state's generator shuffles the rows for each epoch.
-            update_targets: 0/1 `[K]`, whether target networks are updated after each of the K
-                updates; None: after none.
             items: int32, those of one update, where it is of a part of the batch: about as many
                 as `minibatch_size` says.
+            update_targets: 0/1 `[K]`, whether target networks are updated after each of the K
+                updates; None: after none.
         """
-        size = batch.items
-        if minibatch_size is not None and items is None:
-            size = self.items_of(minibatch_size)
-            if self.resolve_form(state) is Form.PLAIN:  # XLA compiles anew for each smaller size
-                size = min(size, batch.items)
-
-        def run() -> _Ran:
-            if items is None:
-                rng = state.learning_rng if shuffle else None
-                minibatches = draw_minibatches(batch.items, num_epochs, size, rng)
-            else:
-                minibatches = one_minibatch(items, self._width(state, items, minibatch_size or 1))
-            drawn = min(size, batch.items) if items is None else len(items)
-            shape = minibatches.rows.shape
-            inputs = self._step_inputs(state, *shape, drawn=drawn, update_targets=update_targets)
-            minibatches = minibatches._replace(inputs=inputs)
-            is_single = minibatch_size is None or items is not None
-            fetches = is_single and bool(self.signature.fetches)
-            return self._run(state, batch, minibatches, fetches=fetches)
-
-        return self._counted(state, met, run)
+        if items is not None:
+            drawn = len(items)
+            minibatches = one_minibatch(items, self._width(state, items, minibatch_size or 1))
+        else:
+            size = batch.items
+            if minibatch_size is not None:
+                size = self.items_of(minibatch_size)
+                if self.resolve_form(state) is Form.PLAIN:  # XLA recompiles for each smaller size
+                    size = min(size, batch.items)
+            drawn = min(size, batch.items)
+            rng = state.learning_rng if shuffle else None
+            minibatches = draw_minibatches(batch.items, num_epochs, size, rng)
+        shape = minibatches.rows.shape
+        inputs = self._step_inputs(state, *shape, drawn=drawn, update_targets=update_targets)
+        is_single = minibatch_size is None or items is not None
+        fetches = is_single and self._has_fetches
+        return self._run(state, batch, minibatches._replace(inputs=inputs), fetches=fetches)
 
     def _step_inputs(
         self,
@@ -323,33 +353,6 @@ class Updates:
         width = self._capacity[0, 0] = padded_rows(len(items), 1, known)
         return width
 
-    def _counted(self, state: PolicyState, met: Met, run: Callable[[], _Ran]) -> Learned:
-        """Runs an update on the resident state, which has what it leaves if that is finite.
-
-        Until then the state is what it was; an update that fails leaves it and its generator so.
-
-        Args:
-            state: of a policy of this kind.
-            met: what is done if the loss or the weights are not finite.
-            run: the update.
-        """
-        with state.changing(), self._lock:
-            drawn_before = state.learning_rng.bit_generator.state
-            try:
-                self._runtime.begin_update(state)
-                ran = run()
-                is_finite = math.isfinite(ran.loss) and self._is_sound(ran.left)
-                if not is_finite:
-                    met(functools.partial(ran.reason, ran.left))
-            except BaseException:
-                state.learning_rng.bit_generator.state = drawn_before
-                raise
-            state.leave(ran.left)
-            if is_finite:  # looking for a reason leaves other states in the variables
-                self._runtime.resident(state).note(state)
-            state.num_grad_updates += ran.steps
-            return ran.learned
-
     def _run(
         self,
         state: PolicyState,
@@ -358,11 +361,11 @@ class Updates:
         meanwhile: Callable[[], None] | None = None,
         *,
         fetches: bool,
-    ) -> _Ran:
+    ) -> UpdateResult:
         """Runs minibatches on the resident state, in the next form from here on if one fails."""
-        form = self.resolve_form(state)
+        form = self.form or self.resolve_form(state)
         try:
-            totals, found, left = self._run_as(
+            totals, arrays, buffers = self._run_as(
                 form, state, batch, minibatches, meanwhile, fetches=fetches
             )
         except (NotCompiledError, tf.errors.OpError, TypeError, ValueError) as error:
@@ -375,11 +378,12 @@ class Updates:
             self._runtime.begin_update(state)  # afresh
             return self._run(state, batch, minibatches, meanwhile, fetches=fetches)
         self._jit_works = form is not Form.PLAIN
-        signature, by_kind = self.signature, totals.tolist()
-        named = zip(signature.stat_names, signature.kinds, strict=True)
-        stats = {name: by_kind[kind][i] for i, (name, kind) in enumerate(named)}
-        why = functools.partial(self._reason_in_minibatches, state, batch, minibatches)
-        return _Ran(left, minibatches.steps, float(totals[0, -1]), why, Learned(stats, found))
+        by_kind, stats = totals.tolist(), {}
+        for i, (name, kind) in enumerate(self._kinds):
+            stats[name] = by_kind[kind][i]
+        is_finite = math.isfinite(by_kind[0][-1]) and self._is_sound(buffers)
+        explain = functools.partial(self._explain, state, batch, minibatches, buffers)
+        return UpdateResult(stats, arrays, is_finite, explain, buffers, minibatches.steps)
 
     def _run_as(
         self,
@@ -397,28 +401,29 @@ class Updates:
         """
         capacity = batch.items
         if form is not Form.PLAIN:
-            kind = (minibatches.epochs, 0 if minibatches.whole else minibatches.size)
-            capacity = padded_rows(capacity, minibatches.size, self._capacity.get(kind, 0))
+            size = minibatches.rows.shape[1]
+            kind = (minibatches.epochs, 0 if minibatches.whole else size)
+            capacity = padded_rows(capacity, size, self._capacity.get(kind, 0))
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
         learner = self._learner(form, fetches=fetches, clips=self._spec.clips(state.hyper))
         place = self._runtime.placed if batch.is_kept else self._runtime.lent
         columns = batch.placed(capacity, place)
-        each = minibatches.rows, minibatches.mask, minibatches.inputs
-        index, mask, inputs = self._runtime.lent(each)
+        index, mask = self._runtime.lent((minibatches.rows, minibatches.mask))
+        inputs = minibatches.inputs.map(self._runtime.lent)
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:
             began = time.perf_counter()
             last = min(first + self._pace.minibatches(shapes[2]), steps)
             given = columns, index, mask, inputs, self._placed_piece(first, last), totals
-            totals, found, left = learner(state, *given, shapes=shapes, meanwhile=meanwhile)
+            totals, fetched, buffers = learner(state, *given, shapes=shapes, meanwhile=meanwhile)
             array = np.asarray(totals)
             if last > first:
                 self._pace.took(shapes[2], last - first, time.perf_counter() - began)
             if last == steps:
-                found = self._of_rows(found, batch, minibatches) if found else {}
-                return array, found, left
+                arrays = self._of_rows(fetched, batch, minibatches) if fetched else {}
+                return array, arrays, buffers
             first, meanwhile = last, None
 
     @functools.cached_property
@@ -460,7 +465,7 @@ class Updates:
             for name, x in self.signature.columns.items()
         }
         size = min(self.items_of(minibatch_size or rows), items)
-        fetches = minibatch_size is None and bool(self.signature.fetches)
+        fetches = minibatch_size is None and self._has_fetches
         nothing = draw_minibatches(items, num_epochs, size, None)
         nothing = nothing._replace(inputs=self._step_inputs(None, *nothing.rows.shape))
         require_tensorflow()
@@ -474,52 +479,48 @@ class Updates:
     # -- gradients ----------------------------------------------------------------------------
 
     def gradients(
-        self, state: PolicyState, batch: LearnBatch, met: Met
-    ) -> tuple[list[np.ndarray], Learned]:
+        self, state: PolicyState, batch: LearnBatch
+    ) -> tuple[list[np.ndarray], UpdateResult]:
         """Returns the gradients of one batch, in the order of the trainable variables."""
         with state.lock, self._lock:
             self._runtime.begin_update(state)
             columns = batch.placed(batch.items, self._runtime.placed)
             inputs = self._step_inputs(state, 1, batch.items)
-            found, named, fetched = self._gradients(state, columns, self._runtime.placed(inputs))
-            gradients = [np.array(x) for x in found]
-            stats = {name: float(value) for name, value in named.items()}
-            if not (math.isfinite(stats.pop(LOSS)) and all_finite(gradients)):
-                met(functools.partial(self._reason, state, batch.columns, inputs, {}))
+            tensors, named, fetched = self._gradients(state, columns, self._runtime.placed(inputs))
+            gradients = [np.array(x) for x in tensors]
+        stats = {name: float(value) for name, value in named.items()}
+        is_finite = math.isfinite(stats.pop(LOSS)) and all_finite(gradients)
+        explain = functools.partial(self._explain_minibatch, state, batch.columns, inputs, {})
         whole = one_minibatch(np.arange(batch.items, dtype=np.int32), batch.items)
-        return gradients, Learned(stats, self._of_rows(fetched, batch, whole))
+        fetches = self._of_rows(fetched, batch, whole)
+        return gradients, UpdateResult(stats, fetches, is_finite, explain)
 
-    def apply_gradients(
-        self, state: PolicyState, gradients: Sequence[np.ndarray], met: Met
-    ) -> None:
-        """Updates a state with given gradients."""
+    def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> UpdateResult:
+        """Runs an update with given gradients; call it in `updating`."""
+        place = self._runtime.placed
+        inputs = place(self._step_inputs(state, 1, 0))
+        buffers = self._apply(state, place(list(gradients)), inputs)
 
-        def reason(left: Mapping[str, Any]) -> Reason:
-            given = {f"gradients[{i}]": x for i, x in enumerate(gradients)}
-            found = first_bad(given) or self._bad_of(left)
-            return Reason("{} ({})".format(*found))  # type: ignore[misc]
+        def explain() -> Reason:
+            by_name = {f"gradients[{i}]": x for i, x in enumerate(gradients)}
+            return Reason.of(first_bad(by_name) or self._bad_of(buffers))
 
-        def run() -> _Ran:
-            place = self._runtime.placed
-            left = self._apply(state, place(list(gradients)), place(self._step_inputs(state, 1, 0)))
-            return _Ran(left, 0, 0.0, reason, Learned({}, {}))
-
-        self._counted(state, met, run)
+        return UpdateResult({}, {}, self._is_sound(buffers), explain, buffers)
 
     # -- what is not finite -------------------------------------------------------------------
 
-    def _is_sound(self, left: Mapping[str, Any]) -> bool:
+    def _is_sound(self, buffers: Mapping[str, Any]) -> bool:
         """Whether weights and optimizer slots, all that an update changes, are finite.
 
         On a GPU they stay there unless the sum of their squares is not: to take a network of images
         to the CPU for this takes as long as a small update.
         """
-        pieces = list(left.values())
+        pieces = list(buffers.values())
         if self._functions.device != CPU and all(map(tf.is_tensor, pieces)):
             with placed(self._functions.device):
                 if math.isfinite(self._squares(pieces)):
                     return True
-        return all(map(is_finite, map(np.asarray, pieces)))
+        return all_finite(map(np.asarray, pieces))
 
     @functools.cached_property
     def _squares(self) -> Any:
@@ -530,56 +531,56 @@ class Updates:
 
         return tf.function(squares, autograph=False)
 
-    def _reason_in_minibatches(
+    def _explain(
         self,
         state: PolicyState,
         batch: LearnBatch,
         minibatches: Minibatches,
-        left: Mapping[str, Any],
+        buffers: Mapping[str, Any],
     ) -> Reason:
-        """Returns why the minibatches of an update gave what is not finite."""
+        """Returns why an update by minibatches is not finite.
 
-        def anew(steps: int) -> tuple[PolicyState, bool]:
-            twin = state.copy()
-            self._runtime.begin_update(twin)
-            ran = self._run(twin, batch, minibatches._replace(steps=steps), fetches=False)
-            twin.leave(ran.left)
-            return twin, math.isfinite(ran.loss) and self._is_sound(ran.left)
+        Args:
+            state: before the update.
+            batch: learned from.
+            minibatches: of the update.
+            buffers: of its result.
+        """
 
-        before, done = last_sound(state, minibatches.steps, anew)
+        def repeat(steps: int) -> tuple[PolicyState, bool]:
+            copy = state.copy()
+            self._runtime.begin_update(copy)
+            result = self._run(copy, batch, minibatches._replace(steps=steps), fetches=False)
+            copy.leave(result.buffers)
+            return copy, result.is_finite
+
+        before, done = last_sound(state, minibatches.steps, repeat)
         valid = minibatches.mask[done] > 0
         inputs = minibatches.inputs.map(lambda x: x[done : done + 1])
         if is_input(inputs.noise):
             inputs = inputs._replace(noise=inputs.noise[:, valid])
-        chosen = batch.taken(minibatches.rows[done][valid])
-        reason = self._reason(before, chosen, inputs, left)
+        rows = batch.taken(minibatches.rows[done][valid])
+        reason = self._explain_minibatch(before, rows, inputs, buffers)
         if minibatches.steps > 1:
             reason = reason._replace(where=f"minibatch {done + 1} of {minibatches.steps}")
         return reason
 
-    def _reason(
+    def _explain_minibatch(
         self,
         state: PolicyState,
         columns: Mapping[str, Any],
         inputs: StepInputs,
-        left: Mapping[str, Any],
+        buffers: Mapping[str, Any],
     ) -> Reason:
-        """Returns why one minibatch gave what is not finite.
+        """Returns why an update by one minibatch, whose inputs are `[1, ...]`, is not finite."""
+        with self._lock, placed(self._functions.device):
+            self._eager.begin_update(state)
+            term = first_term(self._functions, state, columns, inputs)
+        return Reason.of(term or self._bad_of(buffers))
 
-        Args:
-            state: before.
-            columns: of the minibatch.
-            inputs: that come with it, `[1, ...]`.
-            left: what the update left, by piece.
-        """
-        self._eager.begin_update(state)
-        with placed(self._functions.device):
-            found = first_term(self._functions, state, columns, inputs) or self._bad_of(left)
-        return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
-
-    def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:
-        """Returns what is not finite of that which an update left, where nothing was before."""
-        views = self._functions.layout.unpacked(left)
+    def _bad_of(self, buffers: Mapping[str, Any]) -> tuple[str, float] | None:
+        """Returns the first variable that is not finite after an update, and the number."""
+        views = self._functions.layout.unpacked(buffers)
         return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
 
 
