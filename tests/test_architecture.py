@@ -117,7 +117,7 @@ def test_further_attributes_are_looked_up_in_one_place():
         "envs/process_environments.py",  # methods of environments elsewhere
         "models/catalog/memory.py",  # the model inside
         "policy/kind.py",  # what traced code must not read
-        "program/acting_view.py",
+        "program/traced_context.py",
         "program/view.py",  # the model inside
         "system/quiet_start.py",  # the module inside
     }

@@ -67,12 +67,23 @@ def _refuse_rows(episode: Any) -> NoReturn:
 
 def _get_recorded(statistic: str) -> Callable[[Any], Any]:
     """Returns a getter of a statistic that the loss of this package recorded on a traced view."""
-    return lambda view: vars(view)["recorded"][statistic]
+    return lambda view: _get_context(view)["recorded"][statistic]
+
+
+def _get_context(view: Any) -> dict[str, Any]:
+    """Returns the attributes of a traced view.
+
+    Raises:
+        LookupError: if it is a policy.
+    """
+    if view._context is None:
+        raise LookupError(f"{view!r} is not traced")
+    return vars(view._context)
 
 
 def _get_values(view: Any) -> Any:
     """Returns the values of the minibatch on a traced view."""
-    return vars(view)["_loss_model"].value_function()
+    return _get_context(view)["model"].value_function()
 
 
 _EPISODE: dict[str, Callable[[Any], Any]] = {

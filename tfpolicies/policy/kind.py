@@ -24,6 +24,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.program.acting_view import distribution_of
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import static_settings
+from tfpolicies.program.traced_context import TracedContext
 from tfpolicies.program.view import TrainBatch
 
 
@@ -33,8 +34,10 @@ class PolicyKind(Policy):
     Code that is traced runs on a *view* of the class: an object without a state.
     """
 
-    dist_class: Any
+    dist_class: ActionDistribution
     recorded: dict[str, tf.Tensor]  # where code is traced: what `record` was given
+    _context: TracedContext | None = None
+    """What the view of a class has; None for a policy."""
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     _acting_only: ClassVar[frozenset[str]] = frozenset()
     """Outputs of `extra_action_out_fn` that are no columns of batches."""
@@ -138,7 +141,7 @@ class PolicyKind(Policy):
         are `self.model.last_output()` and `self.model.value_function()`. By default these are the
         values, `vf_preds`, which are an output of every class that estimates them.
         """
-        values = vars(self).get("values")
+        values = getattr(self, "values", None)
         return {} if values is None else {SampleBatch.VF_PREDS: values}
 
     def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
@@ -343,7 +346,7 @@ class PolicyKind(Policy):
         Raises:
             ConfigError: if this class has no such hyper-parameter.
         """
-        return self.config[name] if "_is_view" in vars(self) else self.hyper(name)
+        return self.hyper(name) if self._context is None else self.config[name]
 
     @property
     def cur_lr(self) -> Any:
@@ -351,14 +354,17 @@ class PolicyKind(Policy):
         return self._in_force("lr")
 
     @classmethod
-    def _traced_view(cls, **shared: Any) -> PolicyKind:
+    def _traced_view(cls, context: TracedContext) -> PolicyKind:
         """Returns an object of this class that has only what all policies of a kind share."""
         view = object.__new__(cls)
-        view.__dict__.update(shared, _is_view=True, recorded={})
+        object.__setattr__(view, "_context", context)
         return view
 
     def __getattr__(self, name: str) -> Any:
-        if self.__dict__.get("_is_view"):
+        context = self._context
+        if context is not None:
+            if name in vars(context):
+                return vars(context)[name]
             with contextlib.suppress(LookupError):
                 return EXTENSIONS.get_attribute(self, name)
             cls = type(self).__name__

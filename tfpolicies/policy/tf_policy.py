@@ -191,7 +191,7 @@ class TFPolicy(PolicyKind):
         """
         twin = object.__new__(type(self))
         shared = (self.program, self.dist_class, self.observation_space, self.action_space)
-        memo = {id(x): x for x in shared}
+        memo: dict[int, Any] = {id(x): x for x in shared}
         memo |= {id(self): twin, id(self.config): copied(self.config)}
         rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
         vars(twin).update(copy.deepcopy(rest, memo))
@@ -257,8 +257,8 @@ class TFPolicy(PolicyKind):
 
         In `loss` and what runs behind it, it is the `model` argument of `loss`.
         """
-        if "_loss_model" in vars(self):
-            return vars(self)["_loss_model"]
+        if self._context is not None:
+            return self._context.model
         model = self.program.model_of(self._state)
         own = users_model(model)
         if isinstance(own, AdaptedModel):

@@ -71,47 +71,6 @@ def require_width(view: Any, dist_inputs: tf.Tensor) -> None:
         )
 
 
-class ActedModel:
-    """The `self.model` of `extra_action_out_fn`: a model that has been called.
-
-    Args:
-        owner: the name of the policy class, for messages.
-        dist_inputs: float32 `[N, n]`, what the model gave.
-        values: float32 `[N]`; None if the class estimates none.
-    """
-
-    def __init__(self, owner: str, dist_inputs: tf.Tensor, values: tf.Tensor | None) -> None:
-        self._owner, self._dist_inputs, self._values = owner, dist_inputs, values
-
-    def last_output(self) -> tf.Tensor:
-        """Returns `dist_inputs`."""
-        return self._dist_inputs
-
-    def value_function(self) -> tf.Tensor:
-        """Returns `values`.
-
-        Raises:
-            ConfigError: if the class estimates none.
-        """
-        if self._values is None:
-            raise ConfigError(
-                f"{self._owner} estimates no values, so self.values is None in "
-                "extra_action_out_fn. Override `wants_value` to return True, or leave them out."
-            )
-        return self._values
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises an `AttributeError`: the model has been called."""
-        return self.__getattr__("__call__")
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"self.model has no {name!r} in {self._owner}.extra_action_out_fn, which runs after "
-            "the model. Read self.dist_inputs and self.values, which are the model's last_output() "
-            "and value_function()."
-        )
-
-
 class ActingView:
     """The inputs of acting by name, and the model that runs on them with given weights.
 

@@ -21,7 +21,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
-from tfpolicies.program.acting_view import ActedModel, ActingView
+from tfpolicies.program.acting_view import ActingView
 from tfpolicies.program.devices import CPU, gathered, learner_device, placed
 from tfpolicies.program.frozen_values import warn_of_frozen_draws, warn_of_frozen_numbers
 from tfpolicies.program.minibatches import StepInputs, is_input
@@ -35,6 +35,7 @@ from tfpolicies.program.networks import (
 from tfpolicies.program.optimizers import Optimizers, gradients_of
 from tfpolicies.program.own_loss import own_stats, with_own_loss
 from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.traced_context import ActedModel, TracedContext
 from tfpolicies.program.traces import Traces
 from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
 from tfpolicies.state import Slot
@@ -165,7 +166,8 @@ class ProgramFunctions:
         extras: dict[str, tf.Tensor] = {}
         if spec.policy_class._overrides("extra_action_out_fn"):
             model = ActedModel(spec.policy_class.__name__, chosen.dist_inputs, values)
-            view.__dict__.update(dist_inputs=chosen.dist_inputs, values=values, _loss_model=model)
+            context: TracedContext = view._context
+            context.model, context.dist_inputs, context.values = model, chosen.dist_inputs, values
             result = {**view.extra_action_out_fn()}
             if values is not None:
                 result.pop(SampleBatch.VF_PREDS, None)  # an output in any case
@@ -207,7 +209,7 @@ class ProgramFunctions:
         """
         batch = TrainBatch(columns)
         model = ModelView(self.network, self.spec.time_steps, training=True)
-        view.__dict__["_loss_model"] = model
+        view._context.model = model
         tape = tf.GradientTape(persistent=True)  # several losses, and a check of each
         with tape:
             found = with_own_loss(self.network, self._loss(view, model, batch), batch)
@@ -263,7 +265,7 @@ class ProgramFunctions:
 
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
         """Returns one scalar, or a list of scalars and of functions that return one."""
-        noise = vars(view).get("learning_noise")
+        noise = getattr(view._context, "learning_noise", None)
         dist_class = self.spec.dist_class.drawing_from(noise)
         cls, before = self.spec.policy_class, dict(vars(view))
         with warn_of_frozen_draws(f"{cls.__name__}.loss", cls.loss):
@@ -320,21 +322,23 @@ class ProgramFunctions:
             hyper: the hyper-parameters `[H]`, or H scalars.
             inputs: that come with the minibatch.
         """
-        more: dict[str, Any] = {"networks": {}, "target_networks": {}}
+        result = self.spec.view(hyper)
+        context: TracedContext = result._context
+        context.networks, context.target_networks = {}, {}
         for name, each in self.networks.items():
             if each.plan.make is not None:
-                more["networks"][name] = NetworkView(each.model, self.network, training=True)
+                context.networks[name] = NetworkView(each.model, self.network, training=True)
                 if each.follower is not None:
                     view = NetworkView(each.follower, self.network, training=False)
-                    more["target_networks"][name] = view
+                    context.target_networks[name] = view
             elif each.follower is not None:
                 target = self.network.like(each.follower)
-                more["target_model"] = ModelView(target, self.spec.time_steps, training=False)
+                context.target_model = ModelView(target, self.spec.time_steps, training=False)
         if is_input(inputs.noise):
-            more["learning_noise"] = tf.reshape(inputs.noise, [-1, self.spec.noise_size])
+            context.learning_noise = tf.reshape(inputs.noise, [-1, self.spec.noise_size])
         if is_input(inputs.update_noise):
-            more["update_noise"] = inputs.update_noise
-        return self.spec.view(hyper, **more)
+            context.update_noise = inputs.update_noise
+        return result
 
     def learn_step(
         self,

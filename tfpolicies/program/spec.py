@@ -25,6 +25,7 @@ from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
 from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.networks import NetworkPlan, require_plans
 from tfpolicies.program.surroundings import require_usual_tensorflow
+from tfpolicies.program.traced_context import TracedContext
 from tfpolicies.program.view import ConfigView
 from tfpolicies.system.gpus import limit_gpus
 
@@ -102,23 +103,20 @@ class ProgramSpec:
             source = policy_class._model_source(observation_space, dist_class, given)
         return replace(spec, source=source, explorer=explorer.behind(source.noise_size))
 
-    def view(self, hyper: Any = None, **more: Any) -> Any:
-        """Returns what traced code of the class sees as `self`.
+    def view(self, hyper: tf.Tensor | None = None) -> Any:
+        """Returns what traced code of the class sees as `self`; its `context` may get more.
 
         Args:
             hyper: the hyper-parameters `[H]`, or H scalars; None where code cannot have them.
-            **more: further attributes.
         """
-        config = ConfigView(
-            self.hyperparameters, hyper, self.static, owner=self.policy_class.__name__
-        )
-        return self.policy_class._traced_view(
-            config=config,
+        owner = self.policy_class.__name__
+        context = TracedContext(
+            config=ConfigView(self.hyperparameters, hyper, self.static, owner=owner),
             observation_space=self.observation_space,
             action_space=self.action_space,
             dist_class=self.dist_class,
-            **more,
         )
+        return self.policy_class._traced_view(context)
 
     @cached_property
     def key(self) -> tuple:
