@@ -242,7 +242,7 @@ class PolicyCheckError(TfPoliciesError, AssertionError):
     """A policy breaks the contract that `tfpolicies.testing.check_policy` holds it to."""
 
 
-def show_value(value: Any, limit: int = 200) -> str:
+def show_value(value: object, limit: int = 200) -> str:
     """Returns the `repr` of a value for a message, cut to `limit` characters.
 
     >>> show_value(["a", 1]), show_value("x" * 300, limit=8)
@@ -258,7 +258,7 @@ def show_value(value: Any, limit: int = 200) -> str:
 _LONGEST_COMPARED = 256  # characters; comparing takes time that grows with their square
 
 
-def near_matches(name: Any, known: Iterable[str], limit: int = 3) -> str:
+def near_matches(name: object, known: Iterable[str], limit: int = 3) -> str:
     """Returns a hint such as ``" Did you mean 'gamma'?"``, or an empty string.
 
     >>> near_matches("gama", ["gamma", "lr"])

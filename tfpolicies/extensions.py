@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tfpolicies.errors import ConfigError
 from tfpolicies.porting_tables import find_required_import
 
+if TYPE_CHECKING:
+    import gymnasium as gym
+    import keras
+
 Getters = Mapping[type, Mapping[str, Callable[[Any], Any]]]
 """By class and name, functions that take the object and return its attribute."""
 
@@ -38,16 +42,18 @@ class Extension:
     class_attributes: ClassVar[Getters] = {}
     records_steps: ClassVar[bool] = False
 
-    def make_model_factory(self, custom_model: Any) -> Any:
+    def make_model_factory(self, custom_model: object) -> Any:
         """Returns a factory of Keras models for a `custom_model`, or the argument itself."""
         return custom_model
 
-    def wrap_model(self, model: Any, observation_space: Any, action_space: Any) -> Any:
+    def wrap_model(
+        self, model: keras.Model, observation_space: gym.Space, action_space: gym.Space
+    ) -> Any:
         """Returns a Keras model that runs what `make_model` returned, or the argument itself."""
         del observation_space, action_space
         return model
 
-    def prepare_model(self, policy: Any, model: Any) -> None:
+    def prepare_model(self, policy: Any, model: keras.Model) -> None:
         """Called with the Keras model each time that `policy.model` is read."""
 
     def complete_memory(
@@ -114,17 +120,19 @@ class Extensions(dict[str, Any], Extension):
         """Whether one of them needs the steps of episodes."""
         return bool(self) and any(extension.records_steps for extension in self._load_all())
 
-    def make_model_factory(self, custom_model: Any) -> Any:
+    def make_model_factory(self, custom_model: object) -> Any:
         for extension in self._load_all():
             custom_model = extension.make_model_factory(custom_model)
         return custom_model
 
-    def wrap_model(self, model: Any, observation_space: Any, action_space: Any) -> Any:
+    def wrap_model(
+        self, model: keras.Model, observation_space: gym.Space, action_space: gym.Space
+    ) -> Any:
         for extension in self._load_all():
             model = extension.wrap_model(model, observation_space, action_space)
         return model
 
-    def prepare_model(self, policy: Any, model: Any) -> None:
+    def prepare_model(self, policy: Any, model: keras.Model) -> None:
         for extension in self._load_all():
             extension.prepare_model(policy, model)
 

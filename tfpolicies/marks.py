@@ -32,7 +32,7 @@ def for_place(place: str) -> Callable[[_Marked], _Marked]:
     return mark
 
 
-def fits(value: Any, place: str) -> bool:
+def fits(value: object, place: str) -> bool:
     """Whether a class that can be made, or a function, bears the mark of a place."""
     marked = _MARKED.get(place, [])
     if isinstance(value, type):

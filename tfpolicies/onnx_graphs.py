@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+if TYPE_CHECKING:
+    import onnx
 
 _FIELDS: dict[str, dict[str, tuple[int, str, bool]]] = {
     "Model": {"graph": (7, "Graph", False)},
@@ -40,7 +43,7 @@ def with_inner(nodes: Iterable[Any]) -> Iterator[Any]:
             yield from with_inner(graph.node)
 
 
-def _inner_graphs(node: Any) -> Iterator[Any]:
+def _inner_graphs(node: onnx.NodeProto) -> Iterator[Any]:
     for attribute in node.attribute:
         yield from (attribute.g, *attribute.graphs)
 
@@ -81,11 +84,11 @@ def _model_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
-def prune(graph: Any) -> None:
+def prune(graph: onnx.GraphProto) -> None:
     """Deletes the nodes and weights that no output of a graph needs, in place."""
     needed = {output.name for output in graph.output}
 
-    def is_needed(node: Any) -> bool:
+    def is_needed(node: onnx.NodeProto) -> bool:
         found = not needed.isdisjoint(node.output)
         if found:
             needed.update(_read_by(node))
@@ -102,7 +105,7 @@ def _keep(parts: Any, is_kept: Callable[[Any], bool]) -> None:
             del parts[i]
 
 
-def _read_by(node: Any) -> Iterator[str]:
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
     """Yields the names that a node reads, those that its inner graphs read included."""
     for each in with_inner([node]):
         yield from filter(None, each.input)  # an input that is left out has no name

@@ -43,7 +43,7 @@ class Register(dict[str, Any]):
             raise self._error(f"{self._what}'s name must be a non-empty str, got {name!r}.")
         self[name] = found
 
-    def find(self, name: Any) -> Any:
+    def find(self, name: object) -> Any:
         """Returns the object that has a name; None if there is none, or it is no name."""
         return self.get(name) if isinstance(name, str) else None
 

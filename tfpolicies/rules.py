@@ -26,19 +26,19 @@ class Rule(NamedTuple):
         return Rule(lambda x: x is None or self.holds(x), f"None or {self.words}", self.hint)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether `value` is a real number that a float can hold (and not a bool or NaN)."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and not math.isnan(_as_float(value))
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> bool:
     """Whether `value` is a finite real number, Python's or NumPy's (and not a bool)."""
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_real and math.isfinite(_as_float(value))
 
 
-def is_one_of(value: Any, *choices: Any) -> bool:
+def is_one_of(value: object, *choices: Any) -> bool:
     """Whether `value` equals one of the choices; arrays, which compare by element, never do."""
     return isinstance(value, Hashable) and value in choices
 
@@ -56,7 +56,7 @@ def _as_float(number: Any) -> float:
         return math.nan
 
 
-def is_schedule(value: Any, is_one: Callable[[Any], bool] = is_number) -> bool:
+def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> bool:
     """Whether a value is `[[timestep, number], ...]` with increasing timesteps.
 
     Args:
@@ -71,7 +71,7 @@ def is_schedule(value: Any, is_one: Callable[[Any], bool] = is_number) -> bool:
     return all(is_one(x) for pair in value for x in pair) and times == sorted(set(times))
 
 
-def is_count(value: Any, least: int = 1) -> bool:
+def is_count(value: object, least: int = 1) -> bool:
     """Whether `value` is an integer of at least `least` (and not a bool)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 

@@ -24,6 +24,9 @@ Structure: TypeAlias = Union[
 ]
 """Arrays and numbers nested in dicts, tuples and lists, such as an observation or an action."""
 
+Memory: TypeAlias = "Sequence[Structure] | Mapping[str, Structure]"
+"""The memory of a model: arrays in a list, or in dicts."""
+
 TensorStructure: TypeAlias = Union[
     "tf.Tensor", "Sequence[TensorStructure]", "Mapping[str, TensorStructure]"
 ]

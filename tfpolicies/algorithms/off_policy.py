@@ -92,7 +92,7 @@ class OffPolicyTFPolicy(TFPolicy):
     def network_plans(
         cls,
         observation_space: gym.Space,
-        dist_class: type[ActionDistribution],
+        dist_class: ActionDistribution,
         static: Mapping[str, Any],
     ) -> dict[str, NetworkPlan]:
         """Returns the plan of one network that has a target network."""
@@ -103,7 +103,7 @@ class OffPolicyTFPolicy(TFPolicy):
     def _model_source(
         cls,
         observation_space: gym.Space,
-        dist_class: type[ActionDistribution],
+        dist_class: ActionDistribution,
         static: Mapping[str, Any],
     ) -> ModelSource:
         """Returns where models come from; replayed rows are single transitions.

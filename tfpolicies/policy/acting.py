@@ -21,11 +21,13 @@ from tfpolicies.models.spaces import batch_leaves, nest, numbers
 from tfpolicies.policy.driver import Acting, SingleAction
 from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_memory
+from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
+from tfpolicies.types import Structure
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
 _AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
@@ -50,7 +52,7 @@ class CompiledActing(Acting):
     has_own_single_action = False
     """Whether the policy has a `compute_single_action` of its own."""
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
         self.program = program = policy.program
         self.state = policy._state
@@ -163,8 +165,8 @@ class CompiledActing(Acting):
 
     def act_single(
         self,
-        obs: Any,
-        state: Any = None,
+        obs: Structure | None,
+        state: Sequence[np.ndarray] | None = None,
         *,
         unsquash: bool | None = None,
         clip: bool | None = None,
@@ -187,12 +189,12 @@ class CompiledActing(Acting):
 
     def run_single(
         self,
-        obs: Any,
-        state: Any = None,
+        obs: Structure | None,
+        state: Sequence[np.ndarray] | None = None,
         *,
-        prev_action: Any = None,
-        prev_reward: Any = None,
-        info: Any = None,
+        prev_action: Structure | None = None,
+        prev_reward: Structure | None = None,
+        info: Mapping[str, Any] | None = None,
         input_dict: Mapping[str, Any] | None = None,
         episode: Any = None,
         explore: bool | None = None,
@@ -209,17 +211,17 @@ class CompiledActing(Acting):
         """
         del info, episode, kwargs
         if input_dict is None and self.reads_obs_only and state is None and obs is not None:
-            is_array = isinstance(obs, np.ndarray)
-            inputs = self.inputs_to_act_on(obs[None] if is_array else with_batch_axis(obs))
+            batch = obs[None] if isinstance(obs, np.ndarray) else with_batch_axis(obs)
+            inputs = self.inputs_to_act_on(batch)
         else:
             row = input_dict or make_row(obs, state, prev_action, prev_reward)
-            batch = add_batch_axis(row)
-            previous = batch.get("prev_actions"), batch.get("prev_rewards")
-            inputs = self.inputs_to_act_on(batch["obs"], read_memory(batch), *previous, batch)
+            rows = add_batch_axis(row)
+            previous = rows.get("prev_actions"), rows.get("prev_rewards")
+            inputs = self.inputs_to_act_on(rows["obs"], read_memory(rows), *previous, rows)
         explore = self.config["explore"] if explore is None else explore
         return self.run(inputs, explore, timestep), explore
 
-    def predict(self, obs: Any, *, batched: bool, explore: bool | None) -> Any:
+    def predict(self, obs: Structure, *, batched: bool, explore: bool | None) -> Any:
         """Returns actions for the environment, as arrays of the caller's own.
 
         For policies that read the observation alone (`reads_obs_only`).
@@ -394,10 +396,10 @@ class CompiledActing(Acting):
 
     def inputs_to_act_on(
         self,
-        obs_batch: Any,
+        obs_batch: Structure,
         state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
         views: Mapping[str, Any] | None = None,
     ) -> list[np.ndarray]:
         """Returns what `checked_inputs` does, if actions can be chosen for it.
@@ -421,10 +423,10 @@ class CompiledActing(Acting):
 
     def checked_inputs(
         self,
-        obs_batch: Any,
+        obs_batch: Structure,
         state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
         views: Mapping[str, Any] | None = None,
     ) -> list[np.ndarray]:
         """Returns one array per input port.
@@ -502,7 +504,7 @@ class CompiledActing(Acting):
             found.append(converted)
         return found
 
-    def checked_actions(self, actions: Any) -> list[np.ndarray]:
+    def checked_actions(self, actions: Structure) -> list[np.ndarray]:
         """Returns normalised actions as one array per leaf.
 
         Raises:
@@ -529,7 +531,7 @@ class CompiledActing(Acting):
     # -- other questions ----------------------------------------------------------------------
 
     def log_likelihoods(
-        self, actions: Any, inputs: Sequence[np.ndarray], *, normalized: bool
+        self, actions: Structure, inputs: Sequence[np.ndarray], *, normalized: bool
     ) -> np.ndarray:
         """Returns the log-probability of each action, float32 `[N]`; see `TFPolicy`."""
         spec = self.program.spec
@@ -559,7 +561,7 @@ class CompiledActing(Acting):
         return mapping.to_env(actions)
 
 
-def _steps_of(view: View, batch: Any) -> list[np.ndarray]:
+def _steps_of(view: View, batch: Structure) -> list[np.ndarray]:
     """Returns the leaves of a view, checked; previous actions may have an axis of one step."""
     if view.name not in PREVIOUS:
         return batch_leaves(view.leaves, batch, f"views[{view.name!r}]")

@@ -54,6 +54,7 @@ from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_name
 from tfpolicies.storage.places import admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Json
 
 custom_object_scope = keras.saving.custom_object_scope
 
@@ -250,7 +251,7 @@ class StoredPolicy:
         unneeded: settings that are not asked for where the file could not hold them.
     """
 
-    checkpoint: Checkpoint
+    checkpoint: Any
     source: str
     classes: Sequence[type] = ()
     overrides: Mapping[str, Any] | None = None
@@ -437,7 +438,7 @@ def with_configured_hyperparameters(
     return state
 
 
-def _strategy_name(record: Any) -> str:
+def _strategy_name(record: Json) -> str:
     """Returns the name of the strategy's class in an `exploration_config` as it is stored."""
     kind = record.get("type") if isinstance(record, Mapping) else None
     if isinstance(kind, Mapping):

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.postprocessing import standardized
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.errors import UsageError
 from tfpolicies.policy import overrides
 from tfpolicies.policy.driver import Acting, Learning, PolicyDriver, validate_result
+from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.program.minibatches import is_input
 from tfpolicies.program.program import Program
 from tfpolicies.program.update_forms import Form
@@ -24,7 +26,7 @@ _KEPT = ("agent_connectors", "action_connectors", "_views")
 class OverriddenActing(Acting):
     """Acts by the methods that a policy has of its own; the Program filters and maps actions."""
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
         self._compiled = policy._acting
         self.views = self._compiled.views
@@ -58,7 +60,7 @@ class OverriddenActing(Acting):
 class CompiledLearning(Learning):
     """Lets a policy learn by its Program."""
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
         self._learner = policy._learner
         self._state = policy._state
@@ -88,7 +90,7 @@ class CompiledLearning(Learning):
 
     def train(
         self,
-        batch: Any,
+        batch: SampleBatch,
         num_epochs: int,
         minibatch_size: int,
         *,
@@ -103,7 +105,7 @@ class CompiledLearning(Learning):
 
     def update(
         self,
-        batch: Any,
+        batch: SampleBatch,
         num_epochs: int,
         minibatch_size: int,
         *,
@@ -119,7 +121,7 @@ class CompiledLearning(Learning):
         return self._learner.learn(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def replay(
-        self, batch: Any, minibatch_size: int | None, update_targets: np.ndarray
+        self, batch: SampleBatch, minibatch_size: int | None, update_targets: np.ndarray
     ) -> Mapping[str, Any]:
         """Updates by replayed rows in one compiled call, in which target networks move, too."""
         policy = self.policy
@@ -205,7 +207,7 @@ class CompiledDriver(PolicyDriver):
     state: PolicyState
     program: Program
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
         self.state = policy._state
         self.program = policy.program
@@ -275,7 +277,7 @@ class CompiledDriver(PolicyDriver):
         """Sets a hyper-parameter of this policy alone; see `TFPolicy.set_hyper`."""
         self.policy.set_hyper(name, value)
 
-    def copy_from(self, other: Any) -> None:
+    def copy_from(self, other: PolicyKind) -> None:
         """Takes over weights, filter and time step of a policy with such a model.
 
         Raises:

@@ -28,6 +28,7 @@ from tfpolicies.models.ports import PREVIOUS, View, leaf_ports, previous
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
 from tfpolicies.policy.input_dict import name_memory
 from tfpolicies.policy.recurrent_state import flatten_memory, unflatten_memory
+from tfpolicies.types import Structure
 
 if TYPE_CHECKING:
     from tfpolicies.program.program import Program
@@ -176,8 +177,8 @@ class Acting(_Part):
 
     def act_single(
         self,
-        obs: Any,
-        state: Any = None,
+        obs: Structure | None,
+        state: Sequence[np.ndarray] | None = None,
         *,
         unsquash: bool | None = None,
         clip: bool | None = None,
@@ -282,7 +283,7 @@ class Learning(_Part):
 
     def train(
         self,
-        batch: Any,
+        batch: SampleBatch,
         num_epochs: int,
         minibatch_size: int,
         *,
@@ -307,7 +308,7 @@ class Learning(_Part):
 
     def update(
         self,
-        batch: Any,
+        batch: SampleBatch,
         num_epochs: int,
         minibatch_size: int,
         *,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import ConfigError
+from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.rules import is_one_of
+from tfpolicies.types import Setting
 
 AUTOMATIC = ("inference", "jit_compile")
 """The settings whose "auto" each policy resolves for itself."""
 
 
-def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def complete_config(
+    policy_class: type[PolicyKind], config: Mapping[str, Setting] | AlgorithmConfig | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the complete flat config of a policy, and what identifies the policy.
 
     Raises:
@@ -53,7 +58,7 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
     return _of_runtime(policy_class, complete, named), identity
 
 
-def _require_listed(policy_class: Any, complete: dict[str, Any]) -> None:
+def _require_listed(policy_class: type[PolicyKind], complete: dict[str, Any]) -> None:
     for kind in ("hyperparameters", "static_keys"):
         missing = [name for name in getattr(policy_class, kind) if name not in complete]
         if missing:
@@ -65,7 +70,9 @@ def _require_listed(policy_class: Any, complete: dict[str, Any]) -> None:
             )
 
 
-def _of_runtime(policy_class: Any, complete: dict[str, Any], named: Any) -> dict[str, Any]:
+def _of_runtime(
+    policy_class: type[PolicyKind], complete: dict[str, Any], named: Setting
+) -> dict[str, Any]:
     """Returns a config with what follows from the class's runtime."""
     in_graph = policy_class.runtime == "session"
     framework = "tf" if in_graph else "tf2"
@@ -87,7 +94,7 @@ def _of_runtime(policy_class: Any, complete: dict[str, Any], named: Any) -> dict
     return complete
 
 
-def derived_seed(seed: int | None, *parts: Any) -> int:
+def derived_seed(seed: int | None, *parts: int | str | None) -> int:
     """Returns a seed that depends on all parts by a stable hash; random where `seed` is None."""
     if seed is None:
         return secrets.randbits(63)

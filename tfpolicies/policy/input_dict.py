@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import UsageError
+from tfpolicies.types import Memory, Structure
 
 
-def name_memory(memory: Any) -> dict[str, Any]:
+def name_memory(memory: Memory) -> dict[str, Any]:
     """Returns a memory by the names that it has in an input dict."""
     if isinstance(memory, Mapping):
         return {"state_in": memory}
@@ -24,11 +25,11 @@ def read_memory(input_dict: Mapping[str, Any]) -> Any:
 
 
 def make_row(
-    obs: Any,
-    state: Sequence[Any] | None = None,
-    prev_action: Any = None,
-    prev_reward: Any = None,
-    info: Any = None,
+    obs: Structure | None,
+    state: Memory | None = None,
+    prev_action: Structure | None = None,
+    prev_reward: Structure | None = None,
+    info: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Returns the input dict of one row, without a batch axis.
 

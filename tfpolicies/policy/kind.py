@@ -25,7 +25,8 @@ from tfpolicies.program.acting_view import distribution_of
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import static_settings
 from tfpolicies.program.traced_context import TracedContext
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TapeOptimizer, TrainBatch
+from tfpolicies.types import TensorStructure
 
 
 class PolicyKind(Policy):
@@ -67,7 +68,9 @@ class PolicyKind(Policy):
         """How many rows behind a row `postprocess_fragments` reads; so many wait for the next."""
         return 0
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
         A class with several networks or optimizers returns a list, see `optimizer`. Any of them
@@ -88,7 +91,7 @@ class PolicyKind(Policy):
             "`loss(self, model, dist_class, train_batch)` in a subclass."
         )
 
-    def record(self, **values: Any) -> None:
+    def record(self, **values: tf.Tensor) -> None:
         """Keeps what a minibatch shows, in `self.recorded`; `loss` calls it.
 
         Args:
@@ -114,7 +117,9 @@ class PolicyKind(Policy):
         del train_batch, grads
         return {}
 
-    def compute_gradients_fn(self, optimizer: Any, loss: Any) -> list[Any]:
+    def compute_gradients_fn(
+        self, optimizer: TapeOptimizer | list[TapeOptimizer], loss: tf.Tensor | list[tf.Tensor]
+    ) -> list[Any]:
         """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say.
 
         For several losses both arguments are lists, and so is the result: of lists of pairs. Where
@@ -126,7 +131,9 @@ class PolicyKind(Policy):
         pairs = optimizer.compute_gradients(loss)
         return clip_gradients(pairs, self.config["grad_clip"], self.config["grad_clip_by"])
 
-    def apply_gradients_fn(self, optimizer: Any, grads: list[Any]) -> None:
+    def apply_gradients_fn(
+        self, optimizer: TapeOptimizer | list[TapeOptimizer], grads: list[Any]
+    ) -> None:
         """Updates the variables with `(gradient, variable)` pairs; lists for several losses."""
         if isinstance(optimizer, list):
             for one, pairs in zip(optimizer, grads, strict=True):
@@ -172,7 +179,7 @@ class PolicyKind(Policy):
 
     @classmethod
     def network_plans(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns a plan for each network, by name.
 
@@ -191,7 +198,7 @@ class PolicyKind(Policy):
         return {"model": NetworkPlan()}
 
     @classmethod
-    def learning_noise_size(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+    def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
         """Returns how many numbers of noise `loss` needs for each row: `self.learning_noise`.
 
         They are standard normal, float32 `[B, k]`; new noise is drawn for each update. If a class
@@ -205,7 +212,12 @@ class PolicyKind(Policy):
         return int(dist_class.loss_noise)
 
     def action_distribution_fn(
-        self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
+        self,
+        model: ModelView,
+        *,
+        obs_batch: TensorStructure,
+        state_batches: Sequence[tf.Tensor],
+        **kwargs: Any,
     ) -> tuple[tf.Tensor, Any, list[tf.Tensor]]:
         """Returns the distribution of actions: its inputs, its class and the new memory.
 
@@ -226,7 +238,12 @@ class PolicyKind(Policy):
         return dist_inputs, self.dist_class, states
 
     def action_sampler_fn(
-        self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
+        self,
+        model: ModelView,
+        *,
+        obs_batch: TensorStructure,
+        state_batches: Sequence[tf.Tensor],
+        **kwargs: Any,
     ) -> tuple[Any, tf.Tensor | None, tf.Tensor | None, list[tf.Tensor]]:
         """Returns actions, log-probabilities, the inputs of the distribution, and the new memory.
 
@@ -279,7 +296,7 @@ class PolicyKind(Policy):
 
     @classmethod
     def _model_source(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns where networks come from; a class with another architecture overrides it.
 

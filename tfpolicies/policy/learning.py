@@ -15,6 +15,7 @@ from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
 from tfpolicies.finite import NO_NUMBERS
 from tfpolicies.policy.driver import validate_result
+from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning_batches import dummy_batch, require_actions
 from tfpolicies.policy.overrides import LOADING, UPDATING
 from tfpolicies.program.columns import LearnBatch, kind_of, travelling_columns
@@ -36,7 +37,7 @@ class Learner:
         seconds_loading: spent on making columns of batches, since somebody set it to 0.
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: PolicyKind) -> None:
         self._reference = weakref.ref(policy)
         self._state = policy._state
         self._program = policy.program
@@ -68,7 +69,7 @@ class Learner:
         return self._read(self._policy, batch, None)
 
     def _read(
-        self, policy: Any, batch: Mapping[str, Any], minibatch_size: int | None
+        self, policy: PolicyKind, batch: Mapping[str, Any], minibatch_size: int | None
     ) -> LearnBatch:
         started = time.perf_counter()
         ready = self._updates.reader.read(batch)
@@ -203,7 +204,9 @@ class Learner:
             "custom_metrics": custom,
         }
 
-    def _update(self, policy: Any, batch: LearnBatch, rows: int, **how: Any) -> dict[str, Any]:
+    def _update(
+        self, policy: PolicyKind, batch: LearnBatch, rows: int, **how: Any
+    ) -> dict[str, Any]:
         """Updates by `rows` rows of a batch; see `Updates.learn` for how."""
         state, updates = self._state, self._updates
         policy._follow_updates()
@@ -307,7 +310,7 @@ class Learner:
             self._updates.commit(self._state, result)
 
 
-def _announce(policy: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def _announce(policy: PolicyKind, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Notifies the callbacks of an update; returns the custom metrics that they give."""
     custom: dict[str, Any] = {}
     if policy.callbacks is not None:

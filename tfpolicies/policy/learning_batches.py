@@ -15,6 +15,8 @@ from tfpolicies.finite import all_finite
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import SEQ_LENS, previous
 from tfpolicies.models.spaces import Leaf, batch_leaves, cell_sizes, is_float_box, nest
+from tfpolicies.policy.kind import PolicyKind
+from tfpolicies.policy.policy import Policy
 
 _DUMMY_ROWS = 4
 _LARGEST = np.iinfo(np.int64).max
@@ -26,7 +28,7 @@ _RENAMED = {
 }
 
 
-def dummy_batch(policy: Any) -> SampleBatch:
+def dummy_batch(policy: PolicyKind) -> SampleBatch:
     """Returns a small postprocessed batch of zeros with every column a loss may read.
 
     The policy's own counters and generator stay as they are.
@@ -65,7 +67,7 @@ def dummy_batch(policy: Any) -> SampleBatch:
 
 
 def postprocessed(
-    policy: Any, rows: SampleBatch, others: Mapping[Any, Any], episode: Any
+    policy: Policy, rows: SampleBatch, others: Mapping[Any, Any], episode: Any
 ) -> SampleBatch:
     """Returns what a policy's own `postprocess_trajectory` makes of the rows of one trajectory.
 
@@ -117,7 +119,7 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
             )
 
 
-def in_sequences(batch: SampleBatch, policy: Any) -> SampleBatch:
+def in_sequences(batch: SampleBatch, policy: Policy) -> SampleBatch:
     """Returns a batch of rows with the memory of each as one of sequences, without padding.
 
     A sequence ends with its unroll, and after `max_seq_len` rows. `state_in_<i>` keeps the memory

@@ -47,7 +47,7 @@ _policies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 class PolicyMeta(ExtensibleType):
     """The class of policy classes: it notices methods that are replaced on a class."""
 
-    def __setattr__(cls, name: str, value: Any) -> None:
+    def __setattr__(cls, name: str, value: object) -> None:
         super().__setattr__(name, value)
         _methods_changed(cls, name)
 
@@ -80,7 +80,7 @@ def methods_of(base: type) -> dict[str, Any]:
     return {name: _find_method(base, name) for name in METHODS}
 
 
-def _find_method(policy_class: type, name: str) -> Any:
+def _find_method(policy_class: Any, name: str) -> Any:
     """Returns what a class or its bases have under a name; extensions are not asked."""
     return next((vars(each)[name] for each in policy_class.__mro__ if name in vars(each)), None)
 

@@ -52,6 +52,7 @@ from tfpolicies.policy.prediction import predict
 from tfpolicies.policy.recurrent_state import flatten_memory
 from tfpolicies.policy.session import PolicySession
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -137,7 +138,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         if "_driver" in attributes:
             self.driver.choose_parts()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name in overrides.METHODS:
             self._inspect_own_methods()
@@ -186,10 +187,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     @abc.abstractmethod
     def compute_actions(
         self,
-        obs_batch: Any,
+        obs_batch: Structure,
         state_batches: Sequence[np.ndarray] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
         info_batch: Any = None,
         episodes: Any = None,
         explore: bool | None = None,
@@ -245,7 +246,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         memory = read_memory(input_dict)
         return self.compute_actions(self._as_given(input_dict["obs"]), memory, **given, **kwargs)
 
-    def _as_given(self, obs_batch: Any) -> Any:
+    def _as_given(self, obs_batch: Structure) -> Any:
         """Returns observations in the form that methods of the class are given."""
         if not self.flat_observations:
             return obs_batch
@@ -257,10 +258,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     def compute_single_action(
         self,
-        obs: Any = None,
+        obs: Structure | None = None,
         state: Sequence[np.ndarray] | None = None,
         *,
-        prev_action: Any = None,
+        prev_action: Structure | None = None,
         prev_reward: float | None = None,
         info: Mapping[str, Any] | None = None,
         input_dict: Mapping[str, Any] | None = None,
@@ -303,10 +304,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     @answering(lambda _, name: PREDICT_ARGUMENTS.get(name, ""))
     def predict(
         self,
-        obs: Any,
-        state: Any = None,
+        obs: Structure,
+        state: Structure | None = None,
         *,
-        reward: Any = None,
+        reward: Structure | None = None,
         explore: bool | None = False,
         batched: bool | None = None,
     ) -> Any:
@@ -349,7 +350,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return PolicySession(self, batch_size, explore=explore)
 
     def env_action(
-        self, action: Any, *, unsquash: bool | None = None, clip: bool | None = None
+        self, action: Structure, *, unsquash: bool | None = None, clip: bool | None = None
     ) -> Any:
         """Returns one action as the environment takes it: that of a Box in its bounds.
 
@@ -370,7 +371,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     def postprocess_trajectory(
         self,
-        sample_batch: Any,
+        sample_batch: SampleBatch,
         other_agent_batches: Mapping[Any, tuple[str, Policy, Any]] | None = None,
         episode: Any = None,
     ) -> Any:
@@ -394,7 +395,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """
         raise self._not_offered("loss")
 
-    def learn_on_batch(self, samples: Any) -> dict[str, Any]:
+    def learn_on_batch(self, samples: SampleBatch) -> dict[str, Any]:
         """Does one update: `compute_gradients`, then `apply_gradients`.
 
         Returns:
@@ -408,7 +409,9 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Whether the class says how it learns."""
         return "learn_on_batch" in self._overridden
 
-    def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
+    def compute_gradients(
+        self, postprocessed_batch: SampleBatch
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Returns gradients, one per variable, and statistics; none for a policy without them."""
         del postprocessed_batch
         return [], {}
@@ -470,7 +473,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             raise BatchError(f"offset must be in [0, {rows}), got {offset}.")
         return self._learn_on_rows(self._loaded[buffer_index], offset, size)
 
-    def _learn_on_rows(self, batch: Any, offset: int, size: int) -> dict[str, Any]:
+    def _learn_on_rows(self, batch: SampleBatch, offset: int, size: int) -> dict[str, Any]:
         """Does one update on `size` rows of a loaded batch; on all if it has no more."""
         whole = size >= batch.count
         return self.learn_on_batch(batch if whole else batch.slice(offset, offset + size))
@@ -480,11 +483,11 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     def compute_log_likelihoods(
         self,
-        actions: Any,
-        obs_batch: Any,
+        actions: Structure,
+        obs_batch: Structure,
         state_batches: Sequence[np.ndarray] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
         actions_normalized: bool = True,
         in_training: bool = True,
     ) -> np.ndarray:
@@ -538,7 +541,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return with_memory(views, memory, max_seq_len=steps)
 
     def maybe_add_time_dimension(
-        self, input_dict: Any, seq_lens: Any, framework: str | None = None
+        self, input_dict: Any, seq_lens: Structure, framework: str | None = None
     ) -> Any:
         """Returns `input_dict` as it is: the Program folds rows into sequences itself."""
         del seq_lens, framework
@@ -693,7 +696,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     def export_checkpoint(
         self,
         export_dir: str | os.PathLike[str],
-        filename_prefix: Any = None,
+        filename_prefix: str | None = None,
         *,
         policy_state: Mapping[str, Any] | None = None,
         checkpoint_format: str = "json",
@@ -775,7 +778,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         *,
         layout: str | None = None,
         litert: bool | str = False,
-        observations: Any = None,
+        observations: Structure | None = None,
         web: bool = False,
         ort_web: str | os.PathLike[str] | None = None,
     ) -> Any:

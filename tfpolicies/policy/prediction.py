@@ -12,14 +12,15 @@ from tfpolicies.errors import UsageError, show_value
 from tfpolicies.models.spaces import Leaf, leaves, pick
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.policy.session import PolicySession
+from tfpolicies.types import Structure
 
 
 def predict(
     policy: Any,
-    obs: Any,
-    state: Any = None,
+    obs: Structure,
+    state: Structure | None = None,
     *,
-    reward: Any = None,
+    reward: Structure | None = None,
     explore: bool | None = False,
     batched: bool | None = None,
 ) -> Any:
@@ -52,7 +53,7 @@ def predict(
     return (result, session.memory.get_state()) if session.memory.has_state else result
 
 
-def _is_batch(space_leaves: Sequence[Leaf], obs: Any) -> bool:
+def _is_batch(space_leaves: Sequence[Leaf], obs: Structure) -> bool:
     """Returns whether an observation has a leading axis that its space lacks."""
     try:
         part = pick(obs, space_leaves[0].path)
@@ -61,7 +62,7 @@ def _is_batch(space_leaves: Sequence[Leaf], obs: Any) -> bool:
     return np.ndim(part) > len(space_leaves[0].shape)
 
 
-def _count_rows(policy: Any, obs: Any) -> int:
+def _count_rows(policy: Any, obs: Structure) -> int:
     """Returns the rows of a batch; 1 for what acting will refuse."""
     path = leaves(policy.observation_space)[0].path
     try:

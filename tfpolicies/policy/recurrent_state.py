@@ -17,12 +17,13 @@ from tfpolicies.models.ports import (
     previous,
 )
 from tfpolicies.models.spaces import action_leaves
+from tfpolicies.types import Memory, Structure
 
 _STATE_NAMES = {OBS: "obs_{}", ACTIONS: "action_{}", REWARDS: "rewards"}
 """What the past of a column is called in the state of a `RecurrentState`."""
 
 
-def flatten_memory(memory: Any) -> list[np.ndarray]:
+def flatten_memory(memory: Memory) -> list[np.ndarray]:
     """Returns the arrays of a memory in order: that of a dict, at any depth, is by its keys.
 
     >>> flatten_memory([np.zeros(1), {"b": np.ones(2), "a": np.zeros(3)}])
@@ -33,11 +34,11 @@ def flatten_memory(memory: Any) -> list[np.ndarray]:
     return [array for arrays in nested for array in arrays]
 
 
-def unflatten_memory(form: Any, arrays: Sequence[np.ndarray]) -> Any:
+def unflatten_memory(form: Memory, arrays: Sequence[np.ndarray]) -> Any:
     """Inverts `flatten_memory`: returns arrays in the form that a memory has."""
     remaining = iter(arrays)
 
-    def fill(part: Any) -> Any:
+    def fill(part: Structure) -> Any:
         if isinstance(part, Mapping):
             return {key: fill(part[key]) for key in sorted(part)}
         return next(remaining)
@@ -104,7 +105,7 @@ class RecurrentState:
         return [np.stack(states) for states in zip(*asked, strict=True)]
 
     def act(
-        self, obs: Sequence[np.ndarray], explore: bool | None = None, rows: Any = None
+        self, obs: Sequence[np.ndarray], explore: bool | None = None, rows: np.ndarray | None = None
     ) -> tuple[Any, dict[str, np.ndarray]]:
         """Acts on checked observation leaves `[N, ...]` and remembers.
 
@@ -124,7 +125,7 @@ class RecurrentState:
         return for_env, self.remember(columns, obs, seen, states, rows)
 
     def inputs(
-        self, obs: Sequence[np.ndarray], rows: Any = None
+        self, obs: Sequence[np.ndarray], rows: np.ndarray | None = None
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Returns what acting reads besides the observations `[K, ...]` of the rows that act.
 
@@ -152,7 +153,7 @@ class RecurrentState:
         obs: Sequence[np.ndarray],
         seen: Sequence[np.ndarray],
         states: Sequence[np.ndarray],
-        rows: Any = None,
+        rows: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Takes down how rows acted on `obs`; returns the columns to keep, with what `inputs` gave.
 
@@ -180,7 +181,7 @@ class RecurrentState:
                     past[chosen, -1] = 0.0
         return {**columns, **kept}
 
-    def rewarded(self, rewards: np.ndarray, rows: Any = None) -> None:
+    def rewarded(self, rewards: np.ndarray, rows: np.ndarray | None = None) -> None:
         """Takes down the rewards `[N]` of the last actions; `[K]` of the rows given, int `[K]`."""
         self._past[REWARDS][0][slice(None) if rows is None else rows, -1] = rewards
 
@@ -212,7 +213,7 @@ class RecurrentState:
         if begun.any():
             self.forget(begun)
 
-    def forget(self, rows: Any) -> None:
+    def forget(self, rows: np.ndarray | list[int]) -> None:
         """Starts new episodes in the environments of a bool or index array."""
         count = len(self._past[REWARDS][0][rows])
         if self._states and count:

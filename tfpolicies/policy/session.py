@@ -12,6 +12,7 @@ from tfpolicies.finite import is_finite
 from tfpolicies.models.spaces import batch_leaves, leaves, numbers
 from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.recurrent_state import RecurrentState
+from tfpolicies.types import Structure
 
 
 class PolicySession:
@@ -35,14 +36,16 @@ class PolicySession:
         self._check = InputCheck(policy.observation_space, policy.action_space).check
         self.reset()
 
-    def reset(self, rows: Any = None) -> None:
+    def reset(self, rows: np.ndarray | None = None) -> None:
         """Starts new episodes: everywhere, or in the environments of a bool or index array."""
         if rows is None:
             self.memory = RecurrentState(self.policy, self.batch_size or 1)
         else:
             self.memory.forget(rows)
 
-    def act(self, obs: Any, reward: Any = None, explore: bool | None = None) -> Any:
+    def act(
+        self, obs: Structure, reward: Structure | None = None, explore: bool | None = None
+    ) -> Any:
         """Returns the action for an observation, ready for the environment, as arrays of your own.
 
         Args:

@@ -18,10 +18,16 @@ from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.program.program import Program
 from tfpolicies.rules import is_number
 from tfpolicies.state import PolicyState, Slot, StateLayout
+from tfpolicies.types import Structure
 
 
 def matched(
-    layout: StateLayout, values: Any, parts: Sequence[str], argument: str, *, finite: bool
+    layout: StateLayout,
+    values: Mapping[str, Any] | Sequence[Any],
+    parts: Sequence[str],
+    argument: str,
+    *,
+    finite: bool,
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of some parts of a state by key, in the layout's dtypes.
 
@@ -63,7 +69,7 @@ def matched(
     return found
 
 
-def _array(slot: Slot, value: Any, name: str) -> np.ndarray:
+def _array(slot: Slot, value: Structure, name: str) -> np.ndarray:
     try:
         given = np.asarray(value)
         if given.dtype.kind in NO_NUMBERS:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import os
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -16,6 +16,7 @@ import numpy as np
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import tell_left_out
 from tfpolicies.errors import ConfigError, UsageError
@@ -56,6 +57,7 @@ from tfpolicies.schedules import piecewise_linear
 from tfpolicies.state import PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.types import Structure
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
 _MADE_ANEW |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}
@@ -119,7 +121,10 @@ class TFPolicy(PolicyKind):
 
     @ensure_eager()
     def __init__(
-        self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
+        self,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        config: Mapping[str, Any] | AlgorithmConfig | None = None,
     ) -> None:
         overrides.warn_slower(type(self), self._overridden)
         complete, identity = complete_config(type(self), config)
@@ -155,7 +160,7 @@ class TFPolicy(PolicyKind):
         self._take_up(identity["worker_index"], create)
         self._update_schedules(0)
 
-    def _take_up(self, worker_index: int, create_session: Any) -> None:
+    def _take_up(self, worker_index: int, create_session: Callable[[], Any]) -> None:
         """Makes what works on the policy's own parts, which are all there."""
         self._worker_index = worker_index
         self._create_session = create_session
@@ -316,10 +321,10 @@ class TFPolicy(PolicyKind):
 
     def compute_actions(
         self,
-        obs_batch: Any,
+        obs_batch: Structure,
         state_batches: Sequence[np.ndarray] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
         info_batch: Any = None,
         episodes: Any = None,
         explore: bool | None = None,
@@ -357,7 +362,10 @@ class TFPolicy(PolicyKind):
         return acting.batch(acting.arrays(outputs, explore=explore, own=False))
 
     def compute_single_action(
-        self, obs: Any = None, state: Any = None, **arguments: Any
+        self,
+        obs: Structure | None = None,
+        state: Sequence[np.ndarray] | None = None,
+        **arguments: Any,
     ) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
         """Chooses the action for one observation; see `Policy.compute_single_action`."""
         if self._overridden.isdisjoint(overrides.ACTING):
@@ -366,7 +374,7 @@ class TFPolicy(PolicyKind):
                 return self._acting.first_row(outputs, explore=explore)
         return super().compute_single_action(obs, state, **arguments)
 
-    def _in_full(self, states: Any, error: UsageError) -> tuple[Any, Any]:
+    def _in_full(self, states: Sequence[Any] | None, error: UsageError) -> tuple[Any, Any]:
         """Returns a memory of another form in that of the policy, and the way back.
 
         Raises:
@@ -398,11 +406,11 @@ class TFPolicy(PolicyKind):
 
     def compute_log_likelihoods(
         self,
-        actions: Any,
-        obs_batch: Any,
+        actions: Structure,
+        obs_batch: Structure,
         state_batches: Sequence[np.ndarray] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
         actions_normalized: bool = True,
         in_training: bool = True,
         views: Mapping[str, Any] | None = None,
@@ -665,7 +673,7 @@ class TFPolicy(PolicyKind):
         *,
         layout: str | None = None,
         litert: bool | str = False,
-        observations: Any = None,
+        observations: Structure | None = None,
         web: bool = False,
         ort_web: str | os.PathLike[str] | None = None,
     ) -> ExportResult:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning_batches import dummy_batch
 
 _KEPT = (
@@ -29,7 +30,7 @@ _WHOLE = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def read_views(
-    policy: Any, requirements: Mapping[str, ViewRequirement]
+    policy: PolicyKind, requirements: Mapping[str, ViewRequirement]
 ) -> dict[str, ViewRequirement]:
     """Returns the requirements of what is read, and those of columns that acting and learning add.
 
@@ -54,7 +55,7 @@ def read_views(
     return found
 
 
-def _seen_by_acting(policy: Any) -> dict[str, ViewRequirement]:
+def _seen_by_acting(policy: PolicyKind) -> dict[str, ViewRequirement]:
     """Returns the requirements that the views of a model come from."""
     return {
         view.name: ViewRequirement(
@@ -64,12 +65,12 @@ def _seen_by_acting(policy: Any) -> dict[str, ViewRequirement]:
     }
 
 
-def _read_by_acting(policy: Any) -> set[str]:
+def _read_by_acting(policy: PolicyKind) -> set[str]:
     ports = policy.program.ports
     return {SampleBatch.OBS, *(each.name for each in (*ports.views, *ports.states))}
 
 
-def _read_by_loss(policy: Any) -> set[str]:
+def _read_by_loss(policy: PolicyKind) -> set[str]:
     if not policy._overrides("loss"):
         return set()
     policy._learner.discover()

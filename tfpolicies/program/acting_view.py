@@ -15,6 +15,7 @@ from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.view import ModelView
+from tfpolicies.types import TensorStructure
 
 
 class Chosen(NamedTuple):
@@ -90,7 +91,7 @@ class ActingView:
         weights: Sequence[tf.Tensor],
         inputs: Sequence[tf.Tensor],
         seq_lens: tf.Tensor | None = None,
-        time_steps: Any = 1,
+        time_steps: tf.Tensor | int = 1,
     ) -> None:
         self._spec = spec
         self._rows = tf.shape(inputs[0])[0]
@@ -134,7 +135,7 @@ class ActingView:
         parts = [tf.cast(pick(actions, leaf.path), leaf.dtype) for leaf in self._spec.action_leaves]
         return Chosen(parts, logp, dist_inputs, list(states))
 
-    def logp(self, view: Any, actions: Any) -> tf.Tensor:
+    def logp(self, view: Any, actions: TensorStructure) -> tf.Tensor:
         """Returns the log-probability of actions, nested as their space is, float32 `[N]`.
 
         Their distribution is what `action_distribution_fn` of a class gives.

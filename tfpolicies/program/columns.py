@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tfpolicies.models.spaces import Leaf
 from tfpolicies.program.functions import Differentiated, is_per_sequence
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.view import LOSS_MASK, nested_rows
+from tfpolicies.types import Structure
 
 _KINDS = ("mean", "min", "max")
 
@@ -168,13 +169,13 @@ def travelling_columns(
     return _sequences(spec, ports, columns) if ports.is_recurrent else columns
 
 
-def _travelling(spec: ProgramSpec, ports: InputPorts, name: str, column: Any) -> Any:
+def _travelling(spec: ProgramSpec, ports: InputPorts, name: str, column: Structure) -> Any:
     """Returns a column in travelling dtypes, nested by dicts alone."""
     leaves = _leaves_of(spec, ports, name)
     return _plain(column) if leaves is None else nested_rows(leaves, column, name)
 
 
-def _plain(column: Any) -> Any:
+def _plain(column: Structure) -> Any:
     if isinstance(column, Mapping | tuple):
         parts = column.items() if isinstance(column, Mapping) else enumerate(column)
         return {str(key): _plain(part) for key, part in parts}
@@ -215,10 +216,11 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
     )
     count = len(lengths)
 
-    def folded(column: Any) -> Any:
+    def folded(column: Structure) -> Any:
         if isinstance(column, Mapping):
             return {key: folded(part) for key, part in column.items()}
-        return np.asarray(column).reshape(count, steps, *np.shape(column)[1:])
+        array = np.asarray(column)
+        return array.reshape(count, steps, *array.shape[1:])
 
     found = {name: folded(x) for name, x in zip(features, padded, strict=True)}
     found |= dict(zip([name for name in states if name in columns], reduced, strict=True))
@@ -253,9 +255,10 @@ def _count_items(columns: Mapping[str, Any]) -> int:
     return counts.pop()
 
 
-def _fit(name: str, spec: Any, column: Any) -> Any:
+def _fit(name: str, spec: tf.TensorSpec | Mapping[str, tf.TensorSpec], column: Structure) -> Any:
     if isinstance(spec, Mapping):
-        return {key: _fit(f"{name}/{key}", part, column[key]) for key, part in spec.items()}
+        parts = cast(Mapping[str, Structure], column)
+        return {key: _fit(f"{name}/{key}", part, parts[key]) for key, part in spec.items()}
     array = np.asarray(column)
     if array.dtype.kind in NO_NUMBERS:
         raise BatchError(f"Column {name!r} must be real numbers, but has the dtype {array.dtype}.")

@@ -86,11 +86,11 @@ def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """Returns a function that runs on a device, and has its tensors there."""
 
     @functools.wraps(function)
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: tf.Tensor) -> Any:
         with placed(device):
             return function(*brought(inputs))
 
-    def brought(inputs: Any) -> Any:
+    def brought(inputs: tf.Tensor) -> Any:
         # The inputs of a graph are on no device, and loops over them would be on another one.
         if tf.executing_eagerly() or contexts() is contextlib.nullcontext:
             return inputs

@@ -95,7 +95,7 @@ def _named_generators(code: Callable[..., Any]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if isinstance(value, _GENERATORS)}
 
 
-def _state(generator: Any) -> str:
+def _state(generator: np.random.Generator | np.random.RandomState | random.Random) -> str:
     if isinstance(generator, random.Random):
         return repr(generator.getstate())
     if isinstance(generator, np.random.Generator):

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import ConfigError
+from tfpolicies.exploration.transform import Transform
 from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
@@ -135,8 +136,8 @@ class ProgramFunctions:
         given: ActInputs,
         *,
         seq_lens: tf.Tensor | None = None,
-        time_steps: Any = 1,
-        explorer: Any = None,
+        time_steps: tf.Tensor | int = 1,
+        explorer: Transform | None = None,
     ) -> ActOutputs:
         """Chooses actions for N rows; zero noise gives the greedy ones.
 
@@ -196,7 +197,12 @@ class ProgramFunctions:
     # -- learning -----------------------------------------------------------------------------
 
     def loss_and_gradients(
-        self, view: Any, columns: Mapping[str, Any], takes: Any = None, *, in_turn: bool = False
+        self,
+        view: Any,
+        columns: Mapping[str, Any],
+        takes: tf.Tensor | None = None,
+        *,
+        in_turn: bool = False,
     ) -> Differentiated:
         """Runs the policy class's loss on one minibatch and differentiates it.
 
@@ -242,7 +248,7 @@ class ProgramFunctions:
 
     def differentiated(
         self,
-        hyper: Any,
+        hyper: tf.Tensor,
         columns: Mapping[str, Any],
         inputs: StepInputs,
         *,
@@ -275,7 +281,7 @@ class ProgramFunctions:
         losses = [x if callable(x) else self._scalar(x) for x in (found if listed else [found])]
         return losses if listed else self._evaluated(losses[0])
 
-    def _evaluated(self, loss: Any) -> tf.Tensor:
+    def _evaluated(self, loss: tf.Tensor | Callable[[], tf.Tensor]) -> tf.Tensor:
         return self._scalar(self._run(loss)) if callable(loss) else loss
 
     def _run(self, code: Callable[[], Any]) -> Any:
@@ -294,7 +300,7 @@ class ProgramFunctions:
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
 
-    def _scalar(self, loss: Any) -> tf.Tensor:
+    def _scalar(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns what the class gives as a loss.
 
         Raises:
@@ -315,7 +321,7 @@ class ProgramFunctions:
         own = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
         return loss + tf.add_n(own) if own else loss
 
-    def loss_view(self, hyper: Any, inputs: StepInputs) -> Any:
+    def loss_view(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
         """Returns what the class's code sees as `self` in one update.
 
         Args:
@@ -377,7 +383,7 @@ class ProgramFunctions:
         active = inputs.active_optimizers
         return tf.unstack(active, len(self.optimizer)) if is_input(active) else None
 
-    def _begun(self, hyper: Any, inputs: StepInputs) -> Any:
+    def _begun(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
         """Returns the view of an update, with the learning rates in place."""
         view = self.loss_view(hyper, inputs)
         self.optimizer.set_learning_rates(view.config)
@@ -420,7 +426,7 @@ class ProgramFunctions:
         """
         self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
-        def at(i: Any) -> Any:
+        def at(i: tf.Tensor) -> Any:
             rows, weights, now = index[i], mask[i], inputs.at(i)
             if exact_rows:
                 if is_input(now.noise):

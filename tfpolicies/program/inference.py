@@ -10,7 +10,6 @@ import logging
 import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +17,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock, ensure_eager
 from tfpolicies.models.ports import Port
+from tfpolicies.models.spaces import Leaf
 from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -210,7 +210,7 @@ def _extra_outputs(functions: ProgramFunctions) -> list[Port]:
     ]
 
 
-def _random_rows(leaf: Any, rows: int, rng: np.random.Generator) -> np.ndarray:
+def _random_rows(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
     if leaf.dtype == np.float32:
         return rng.standard_normal((rows, *leaf.shape)).astype(np.float32)
     space = copy.deepcopy(leaf.space)  # the environment's own generator stays where it is

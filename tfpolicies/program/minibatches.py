@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class StepInputs(NamedTuple):
@@ -23,7 +26,7 @@ class StepInputs(NamedTuple):
         """Returns what a function makes of each input that there is."""
         return StepInputs(*[x if isinstance(x, tuple) else function(x) for x in self])
 
-    def at(self, i: Any) -> StepInputs:
+    def at(self, i: tf.Tensor | int) -> StepInputs:
         """Returns the inputs of one minibatch."""
         return self.map(lambda x: x[i])
 

@@ -20,6 +20,7 @@ from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import Network, variable_keys
 from tfpolicies.rules import COUNT
 from tfpolicies.state import NetworkParts, Slot, StateLayout
+from tfpolicies.types import TensorStructure
 
 _NAME = re.compile("[a-z][a-z0-9_]*")
 _PARTS = ("filter", "target", "learner", "optimizer")  # names of other parts of a state
@@ -41,7 +42,9 @@ class NetworkPlan(NamedTuple):
     the static settings; policies with different keys share no compiled functions."""
 
 
-def require_plans(plans: Any, owner: str, hyperparameters: Sequence[str]) -> None:
+def require_plans(
+    plans: Mapping[str, NetworkPlan], owner: str, hyperparameters: Sequence[str]
+) -> None:
     """Checks what a policy class plans of its networks.
 
     Args:
@@ -189,7 +192,7 @@ class NetworkView:
     encoder: Network
     training: bool
 
-    def __call__(self, obs: Any = None, **inputs: Any) -> Any:
+    def __call__(self, obs: TensorStructure | None = None, **inputs: tf.Tensor) -> Any:
         seen = {} if obs is None else self.encoder.encoded(obs)
         named = {**seen, **inputs}
         if not named:

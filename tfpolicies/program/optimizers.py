@@ -84,7 +84,7 @@ class Optimizers:
         for each in self._all:
             each.optimizer.learning_rate.assign(rates[each.plan.lr])
 
-    def losses(self, loss: Any) -> list[Any]:
+    def losses(self, loss: tf.Tensor | Sequence[tf.Tensor]) -> list[Any]:
         """Returns the loss of each optimizer; one loss of several networks is that of all.
 
         Raises:
@@ -132,7 +132,9 @@ class Optimizers:
         gradients = [x for part, each in parts for x in by_variable(part, each.variables)]
         return [tf.convert_to_tensor(x) for x in gradients]
 
-    def with_pairs(self, gradients: Sequence[tf.Tensor], takes: Any = None) -> tuple[Any, Any]:
+    def with_pairs(
+        self, gradients: Sequence[tf.Tensor], takes: tf.Tensor | None = None
+    ) -> tuple[Any, Any]:
         """Returns `apply_gradients_fn`'s arguments for gradients in the order of `differentiated`.
 
         That is what hooks get as `optimizer`, without a tape, and the `(gradient, variable)` pairs;

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfpolicies.models.ports import Port, leaf_ports
 from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.spec import ProgramSpec
 
 _FLOAT = np.dtype(np.float32)
 
@@ -38,7 +39,7 @@ class ActLayout(NamedTuple):
     same: bool
 
     @classmethod
-    def of(cls, spec: Any, states: Sequence[Port], extras: Sequence[Port]) -> ActLayout:
+    def of(cls, spec: ProgramSpec, states: Sequence[Port], extras: Sequence[Port]) -> ActLayout:
         """Returns the layout of a kind of policies.
 
         Args:

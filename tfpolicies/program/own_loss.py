@@ -6,7 +6,7 @@ the policy class and inside the same traced function, and a method `custom_metri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -40,7 +40,9 @@ class LossInputs(TrainBatch):
         return seen if len(seen) > 1 else next(iter(seen.values()))
 
 
-def with_own_loss(network: Network, loss: Any, batch: TrainBatch) -> Any:
+def with_own_loss(
+    network: Network, loss: tf.Tensor | Sequence[tf.Tensor], batch: TrainBatch
+) -> Any:
     """Returns a loss, or a list of them, as the network's model wants it.
 
     What the model reads of the batch counts as read, but for the mask: if it does not weigh rows by
@@ -100,7 +102,9 @@ def own_stats(network: Network) -> dict[str, tf.Tensor]:
     return found
 
 
-def _scalars(found: Any, count: int, model: keras.Model) -> list[tf.Tensor]:
+def _scalars(
+    found: tf.Tensor | Sequence[tf.Tensor], count: int, model: keras.Model
+) -> list[tf.Tensor]:
     listed: Sequence[Any] = found if isinstance(found, list | tuple) else [found]
     tensors = [tf.convert_to_tensor(x) for x in listed]
     if len(tensors) != count or any(x.shape.num_elements() not in (1, None) for x in tensors):
@@ -112,7 +116,7 @@ def _scalars(found: Any, count: int, model: keras.Model) -> list[tf.Tensor]:
     return [tf.reshape(x, []) for x in tensors]
 
 
-def _refuse_variables(next_creator: Any, **given: Any) -> Any:
+def _refuse_variables(next_creator: Callable[..., tf.Variable], **given: Any) -> Any:
     raise ModelError(
         f"custom_loss of the model makes a variable ({given.get('name')!r}), which would belong to "
         "no policy. Make its layers in the model's constructor, as functional models or with "

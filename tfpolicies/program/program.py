@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.updates import Updates
 from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
+
+if TYPE_CHECKING:
+    import keras
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
@@ -84,7 +87,11 @@ class Program:
         return self.spec.with_value
 
     def new_state(
-        self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: Any = None
+        self,
+        hyper: Sequence[float],
+        weight_seed: int,
+        rng_seed: int,
+        template: keras.Model | None = None,
     ) -> PolicyState:
         """Returns the state of a new policy.
 
@@ -151,7 +158,7 @@ class _States:
         }
 
     def new(
-        self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: Any
+        self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: keras.Model | None
     ) -> PolicyState:
         """Returns a new state; see `Program.new_state`."""
         state = PolicyState(self._layout, hyper, np.random.default_rng(rng_seed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import tensorflow as tf
 
@@ -22,7 +21,7 @@ class Traces(Counter[str]):
         self._limit = limit
         self._last: dict[str, list[str]] = {}
 
-    def note(self, name: str, *inputs: Any) -> None:
+    def note(self, name: str, *inputs: object) -> None:
         """Counts a run of a function's body.
 
         Args:
@@ -46,7 +45,7 @@ class Traces(Counter[str]):
             )
 
 
-def _form(value: Any) -> str:
+def _form(value: tf.Tensor) -> str:
     if not hasattr(value, "dtype"):
         return repr(value)
     return f"{tf.as_dtype(value.dtype).name}{list(value.shape)}"

@@ -9,7 +9,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class Form(enum.Enum):
@@ -47,7 +50,7 @@ _MOST_OPERATIONS = 10_000  # with more, as of an unrolled recurrence, XLA takes 
 """The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has what was measured."""
 
 
-def work_of(graph: Any) -> Work:
+def work_of(graph: tf.Graph) -> Work:
     """Returns what a traced function does, the functions that it calls included.
 
     Args:
@@ -83,7 +86,7 @@ def form_of(work: Work, *, may_be_plain: bool, on_cpu: bool) -> Form:
     return Form.LOOP
 
 
-def _operations(graph: Any) -> Iterator[str]:
+def _operations(graph: tf.Graph) -> Iterator[str]:
     definition = graph.as_graph_def()
     yield from (node.op for node in definition.node)
     for function in definition.library.function:

@@ -311,7 +311,7 @@ class Updates:
         size: int,
         *,
         drawn: int | None = None,
-        update_targets: Any = None,
+        update_targets: np.ndarray | None = None,
     ) -> StepInputs:
         """Returns what comes with minibatches.
 

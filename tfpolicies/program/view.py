@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -15,6 +15,10 @@ from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
 from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
+from tfpolicies.types import Structure
+
+if TYPE_CHECKING:
+    import keras
 
 LOSS_MASK = "loss_mask"
 """Column of 0/1 row weights: a loss that reads it may run on padded minibatches."""
@@ -27,7 +31,7 @@ class ConfigView(Mapping[str, Any]):
     """
 
     def __init__(
-        self, names: Sequence[str], hyper: Any, static: Mapping[str, Any], owner: str
+        self, names: Sequence[str], hyper: tf.Tensor | None, static: Mapping[str, Any], owner: str
     ) -> None:
         self._tensors = {} if hyper is None else {name: hyper[i] for i, name in enumerate(names)}
         self._static = static
@@ -104,14 +108,17 @@ class ModelView:
         training: whether layers such as Dropout are in training mode.
     """
 
-    def __init__(self, network: Any, time_steps: Any, *, training: bool) -> None:
+    def __init__(self, network: Any, time_steps: tf.Tensor | int, *, training: bool) -> None:
         self._network = network
         self._time_steps = time_steps
         self._training = training
         self._outputs: NetworkOutputs | None = None
 
     def __call__(
-        self, batch: Mapping[str, Any], state: Any = None, seq_lens: Any = None
+        self,
+        batch: Mapping[str, Any],
+        state: Sequence[tf.Tensor] | None = None,
+        seq_lens: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Runs the model on `batch["obs"]` and what else it reads of the batch.
 
@@ -197,7 +204,9 @@ class ModelView:
             raise AttributeError(message) from None
 
 
-def _with_last_row(outputs: NetworkOutputs, seq_lens: Any, time_steps: Any) -> NetworkOutputs:
+def _with_last_row(
+    outputs: NetworkOutputs, seq_lens: tf.Tensor, time_steps: tf.Tensor | int
+) -> NetworkOutputs:
     """Replaces what a network gives for padded rows by what it gives for the last row that counts.
 
     No gradient flows back through padded rows.
@@ -317,7 +326,9 @@ def by_variable(pairs: Sequence[tuple[Any, Any]], variables: Sequence[Any]) -> l
     return [tf.zeros_like(v) if known.get(id(v)) is None else known[id(v)] for v in variables]
 
 
-def update(optimizer: Any, gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+def update(
+    optimizer: keras.optimizers.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[Any]
+) -> None:
     """Has a Keras optimizer update variables; all optimizers are called here.
 
     Outside a distribution strategy's replica, for in a replica Keras sums gradients over replicas
@@ -328,13 +339,13 @@ def update(optimizer: Any, gradients: Sequence[tf.Tensor], variables: Sequence[A
     replica.merge_call(lambda strategy: optimizer.apply(gradients, variables))
 
 
-def nested_rows(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> Any:
+def nested_rows(space_leaves: Sequence[Leaf], batch: Structure, argument: str) -> Any:
     """Checks a possibly nested column and returns it with leaves of their travel dtype."""
     arrays = iter(batch_leaves(space_leaves, batch, argument))
     return _refill(batch, space_leaves, arrays)
 
 
-def _refill(batch: Any, space_leaves: Sequence[Leaf], arrays: Iterator[Any]) -> Any:
+def _refill(batch: Structure, space_leaves: Sequence[Leaf], arrays: Iterator[Any]) -> Any:
     if len(space_leaves) == 1 and not space_leaves[0].path:
         return next(arrays)
     tree: dict[str, Any] = {}

@@ -24,6 +24,7 @@ from tfpolicies.program.runtimes.runtime import (
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 from tfpolicies.system.interruptible import BackgroundCall
+from tfpolicies.types import Structure
 
 
 class Traced:
@@ -45,7 +46,12 @@ class Traced:
     _variables: Sequence[tf.Variable] = ()
 
     def __init__(
-        self, function: Any, signature: Sequence[Any], device: str, *, jit: bool = False
+        self,
+        function: Callable[..., Any],
+        signature: Sequence[Any],
+        device: str,
+        *,
+        jit: bool = False,
     ) -> None:
         on = on_device(function, device)
 
@@ -66,14 +72,14 @@ class Traced:
             self._variables = concrete.graph.variables
             self._call = concrete.inference_fn.call_preflattened
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: tf.Tensor) -> Any:
         """Calls it with tensors that are nested, and of the dtypes, as the signature says."""
         if self._call is None:
             self.trace()
         with contexts()(self._device):
             return self._call([*tf.nest.flatten(inputs), *self._captured])
 
-    def rehearse(self, *inputs: Any) -> None:
+    def rehearse(self, *inputs: tf.Tensor) -> None:
         """Calls it, traced, on copies of its variables: XLA compiles, and nothing changes."""
         with contexts()(self._device):
             copies = {id(x.handle): tf.Variable(x, trainable=False) for x in self._variables}
@@ -81,7 +87,7 @@ class Traced:
             self._call([*tf.nest.flatten(inputs), *captured])
 
 
-def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
+def _mapped(place: Callable[[Any], Any], arrays: Structure) -> Any:
     """Does what `tf.nest.map_structure` does with dicts, lists and tuples, in less time."""
     if not isinstance(arrays, dict | list | tuple):
         return place(arrays)
@@ -147,7 +153,12 @@ class FunctionRuntime(Runtime):
         self._make_functions(self.signatures.acting_segments)
 
     def _made(
-        self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
+        self,
+        function: Callable[..., Any],
+        signature: Sequence[Any],
+        *,
+        acts: bool = False,
+        jit: bool = False,
     ) -> Any:
         device = self.functions.acting_device if acts else self.functions.device
         if not self.traced:
@@ -157,7 +168,7 @@ class FunctionRuntime(Runtime):
     # -- acting -------------------------------------------------------------------------------
 
     def _called(
-        self, function: Any, state: PolicyState, arrays: Sequence[np.ndarray]
+        self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         if forks.forked_from is not None:
             forks.require_tensorflow()
@@ -191,20 +202,24 @@ class FunctionRuntime(Runtime):
 
         self._rehearsals.run(key, call, meanwhile)
 
-    def _update(self, function: Any, state: PolicyState, given: Sequence[Any]) -> Any:
+    def _update(
+        self, function: Callable[..., Any], state: PolicyState, given: Sequence[Any]
+    ) -> Any:
         return function(self.lent(state.hyper.copy()), *given)
 
-    def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+    def inner(
+        self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
+    ) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
         on = on_device(function, self.functions.device)
         return concrete(on, signature, for_xla=for_xla) if self.traced else on
 
-    def placed(self, arrays: Any) -> Any:
+    def placed(self, arrays: Structure) -> Any:
         """Returns nested arrays as tensors on the device that learns."""
         with placed(self.functions.device):
             return _mapped(tf.constant, arrays)
 
-    def lent(self, arrays: Any) -> Any:
+    def lent(self, arrays: Structure) -> Any:
         """Returns nested arrays as tensors where learning is; on the CPU they may share memory."""
         if self.functions.device != CPU:  # a loop is where what it reads is
             return self.placed(arrays)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+if TYPE_CHECKING:
+    import onnx
 
-def with_products(frozen: Any) -> Any:
+
+def with_products(frozen: tf.types.experimental.ConcreteFunction) -> Any:
     """Returns a graph where convolutions that cover their whole image are matrix products.
 
     TensorFlow runs such a convolution as a product. ONNX Runtime does not: it brings the kernel
@@ -33,7 +36,7 @@ def with_products(frozen: Any) -> Any:
     return found
 
 
-def covers_its_image(op: Any) -> bool:
+def covers_its_image(op: tf.Operation) -> bool:
     """Whether an operation is a convolution whose kernel is as large as its image."""
     if op.type != "Conv2D" or op.get_attr("data_format") != b"NHWC":
         return False
@@ -44,7 +47,7 @@ def covers_its_image(op: Any) -> bool:
     return op.get_attr("padding") == b"VALID" and image[1:] == kernel[:3] and not is_one_pixel
 
 
-def _product(op: Any) -> Iterator[Any]:
+def _product(op: tf.Operation) -> Iterator[Any]:
     """Yields the nodes of a product that gives what a convolution gives, under its name."""
     image, kernel = op.inputs
     with tf.Graph().as_default() as graph:
@@ -60,7 +63,7 @@ def _product(op: Any) -> Iterator[Any]:
             yield node
 
 
-def dequantize_bytes(model: Any) -> None:
+def dequantize_bytes(model: onnx.ModelProto) -> None:
     """Lets one operation turn an input of bytes to float32 and scale it, in place.
 
     Cast and Mul take twice as long as DequantizeLinear, which gives the same numbers to the bit.

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,8 +24,12 @@ from tfpolicies.program.runtimes.lean_graphs import (
 )
 from tfpolicies.program.runtimes.onnx_operators import HANDLERS
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
+from tfpolicies.state import PolicyState
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.ways import OPSETS
+
+if TYPE_CHECKING:
+    import onnx
 
 OPSET = OPSETS[-1]
 _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
@@ -76,7 +80,7 @@ class OnnxActor(Actor):
 
     def run(
         self,
-        states: Any,
+        states: PolicyState,
         inputs: Sequence[np.ndarray],
         noise: np.ndarray,
         params: np.ndarray,
@@ -113,7 +117,7 @@ class OnnxActor(Actor):
                 io.bind_cpu_input(name, array)
             return array
 
-        def zeros(spec: Any) -> np.ndarray:
+        def zeros(spec: tf.TensorSpec) -> np.ndarray:
             return np.zeros((size, *spec.shape[1:]), spec.dtype.as_numpy_dtype)
 
         ports = enumerate(self._signature.inputs)
@@ -196,7 +200,10 @@ def cpu_session(model: bytes, threads: int = 1) -> Any:
 
 
 def convert(
-    function: Any, signature: Sequence[Any], output_names: Sequence[str], opset: int = OPSET
+    function: Any,
+    signature: Sequence[Any],
+    output_names: Sequence[str],
+    opset: int = OPSET,
 ) -> bytes:
     """Converts a `tf.function` with a flat signature to a serialised ONNX model.
 
@@ -230,7 +237,9 @@ def convert(
     return model.SerializeToString()
 
 
-def _converted(concrete: Any, signature: Sequence[Any], opset: int) -> Any:
+def _converted(
+    concrete: tf.types.experimental.ConcreteFunction, signature: Sequence[Any], opset: int
+) -> Any:
     """Converts a traced function as `tf2onnx.convert.from_function` does, in less time.
 
     The difference: each of tf2onnx's optimizers works on the graph itself, not on a copy of it.
@@ -264,7 +273,7 @@ _CHANCE = re.compile(
 """How the names of operations begin that draw random numbers."""
 
 
-def _require_no_chance(graph: Any) -> None:
+def _require_no_chance(graph: tf.Graph) -> None:
     """Raises a `ConfigError` if a graph draws random numbers, which differ in ONNX."""
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
     drawing = next((node.op for node in nodes if _CHANCE.match(node.op)), None)
@@ -274,7 +283,7 @@ def _require_no_chance(graph: Any) -> None:
         )
 
 
-def _require_operators(model: Any, opset: int) -> None:
+def _require_operators(model: onnx.ModelProto, opset: int) -> None:
     """Raises a `ConfigError` if a model has operators that ONNX has not.
 
     What tf2onnx does not know stays in the model as it was in TensorFlow.
@@ -295,7 +304,7 @@ def _require_operators(model: Any, opset: int) -> None:
         )
 
 
-def rename_outputs(model: Any, names: Sequence[str]) -> None:
+def rename_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     """Gives the graph's outputs the given names, in place.
 
     What computes an output gets its name, since each Identity node costs a part of a microsecond in

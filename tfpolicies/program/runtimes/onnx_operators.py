@@ -6,18 +6,27 @@ near 1, as in ONNX's own Elu.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def _convert_erfc(context: Any, node: Any, name: str, args: Any) -> None:
+    import tf2onnx
+
+
+def _convert_erfc(
+    context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node, name: str, args: Sequence[str]
+) -> None:
     """Converts erfc(x), by which Keras computes `gelu`, to 1 - erf(x)."""
     one, erf = _make_one(context, node), _make_node(context, node, "Erf", node.input)
     _replace(context, node, "Sub", [one, erf])
 
 
-def _convert_expm1(context: Any, node: Any, name: str, args: Any) -> None:
+def _convert_expm1(
+    context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node, name: str, args: Sequence[str]
+) -> None:
     """Converts expm1(x), by which Keras computes `celu`, to exp(x) - 1."""
     one, exp = _make_one(context, node), _make_node(context, node, "Exp", node.input)
     _replace(context, node, "Sub", [exp, one])
@@ -30,7 +39,7 @@ HANDLERS: dict[str, tuple[Any, list[Any]]] = {
 """By operator, what tf2onnx takes as `custom_op_handlers`: each replaces a node of its graph."""
 
 
-def _make_one(context: Any, node: Any) -> str:
+def _make_one(context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node) -> str:
     """Adds the constant 1 to the graph of a node, of its dtype; returns its name."""
     from tf2onnx.utils import make_name, map_onnx_to_numpy_type
 
@@ -38,13 +47,17 @@ def _make_one(context: Any, node: Any) -> str:
     return context.make_const(make_name("one"), one).output[0]
 
 
-def _make_node(context: Any, node: Any, operator: str, inputs: list[str]) -> str:
+def _make_node(
+    context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node, operator: str, inputs: list[str]
+) -> str:
     """Adds a node with the shape and dtype of another one's output; returns its output."""
     shapes, dtypes = node.output_shapes, node.output_dtypes
     return context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes).output[0]
 
 
-def _replace(context: Any, node: Any, operator: str, inputs: list[str]) -> None:
+def _replace(
+    context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node, operator: str, inputs: list[str]
+) -> None:
     """Replaces a node by one that has the same name and output."""
     options = {"name": node.name, "outputs": node.output}
     shapes, dtypes = node.output_shapes, node.output_dtypes

@@ -17,6 +17,7 @@ from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.system.interruptible import BackgroundCall
+from tfpolicies.types import Structure
 
 
 class Actor(abc.ABC):
@@ -101,7 +102,7 @@ class Runtime(Actor):
         """
         signatures, flat = self.signatures, FlatActing(self.functions, self.act_layout, weights)
 
-        def acting(function: Any, *given: Any, jit: bool = False) -> Any:
+        def acting(function: Callable[..., Any], *given: Any, jit: bool = False) -> Any:
             signature = tf.nest.flatten([list(weights.values()), given])
             return self._made(function, [signature], acts=True, jit=jit)
 
@@ -116,7 +117,12 @@ class Runtime(Actor):
 
     @abc.abstractmethod
     def _made(
-        self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
+        self,
+        function: Callable[..., Any],
+        signature: Sequence[Any],
+        *,
+        acts: bool = False,
+        jit: bool = False,
     ) -> Any:
         """Returns a function as this runtime runs it.
 
@@ -148,7 +154,7 @@ class Runtime(Actor):
 
     @abc.abstractmethod
     def _called(
-        self, function: Any, state: PolicyState, arrays: Sequence[np.ndarray]
+        self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """Returns what a function that acts gives for one state.
 
@@ -188,7 +194,7 @@ class Runtime(Actor):
         """Returns the `tf.compat.v1.Session` of a state; None where there are no sessions."""
         del state
 
-    def open_sessions_with(self, state: PolicyState, create: Any) -> None:
+    def open_sessions_with(self, state: PolicyState, create: Callable[[], Any]) -> None:
         """Says what makes the session of a state, where there are sessions."""
         del state, create
 
@@ -200,7 +206,7 @@ class Runtime(Actor):
         """Leaves what is held for one state to others of the Program; a later use takes it anew."""
         del state
 
-    def drop_idle(self, create: Any) -> None:
+    def drop_idle(self, create: Callable[[], Any]) -> None:
         """Gives back what nobody took of what was left to others, of one session creator."""
         del create
 
@@ -211,7 +217,9 @@ class Runtime(Actor):
     # -- learning -----------------------------------------------------------------------------
 
     @final
-    def compiled(self, function: Any, signature: Sequence[Any], form: Form = Form.PLAIN) -> Any:
+    def compiled(
+        self, function: Callable[..., Any], signature: Sequence[Any], form: Form = Form.PLAIN
+    ) -> Any:
         """Returns an update function that works on the resident variables.
 
         Args:
@@ -231,7 +239,7 @@ class Runtime(Actor):
         def update(
             state: PolicyState,
             *given: Any,
-            shapes: Any = None,
+            shapes: Hashable = None,
             meanwhile: Callable[[], None] | None = None,
         ) -> Any:
             key = None if form is Form.PLAIN else (made, shapes)
@@ -246,7 +254,7 @@ class Runtime(Actor):
     def _rehearse(
         self,
         key: Hashable,
-        function: Any,
+        function: Callable[..., Any],
         state: PolicyState,
         given: Sequence[Any],
         meanwhile: Callable[[], None] | None,
@@ -265,23 +273,27 @@ class Runtime(Actor):
         """
 
     @abc.abstractmethod
-    def _update(self, function: Any, state: PolicyState, given: Sequence[Any]) -> Any:
+    def _update(
+        self, function: Callable[..., Any], state: PolicyState, given: Sequence[Any]
+    ) -> Any:
         """Calls an update function on the resident variables."""
 
     @abc.abstractmethod
-    def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+    def inner(
+        self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
+    ) -> Any:
         """Returns a function for other functions to call; see `concrete`. Untraced if none is."""
 
-    def placed(self, arrays: Any) -> Any:
+    def placed(self, arrays: Structure) -> Any:
         """Returns nested arrays where update functions take them from, as copies if those last."""
         return arrays
 
-    def lent(self, arrays: Any) -> Any:
+    def lent(self, arrays: Structure) -> Any:
         """Returns arrays in dicts and tuples that nobody changes while one update runs, for it."""
         return arrays
 
 
-def concrete(function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+def concrete(function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool) -> Any:
     """Traces a function that other functions call, in the present graph.
 
     Args:

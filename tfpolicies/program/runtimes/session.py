@@ -98,7 +98,7 @@ class _GraphFunction:
                 tf.nest.flatten(given), tf.nest.flatten(self._structure)
             )
 
-    def _run(self, *given: Any) -> Any:
+    def _run(self, *given: tf.Tensor) -> Any:
         found = self.function(*given)
         return tf.zeros([]) if found is None else found
 
@@ -121,7 +121,7 @@ def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
 class _Callables(dict[_GraphFunction, Any]):
     """Functions that were traced as one session runs them, from flat arrays to flat arrays."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: tf.compat.v1.Session) -> None:
         self._session = session
 
     def __missing__(self, function: _GraphFunction) -> Any:
@@ -133,7 +133,7 @@ class _Callables(dict[_GraphFunction, Any]):
 class _OpenSession:
     """A session with what was prepared in it and what lies in its variables."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: tf.compat.v1.Session) -> None:
         self.session = session
         self.resident = Resident()
         self.rehearsals = Rehearsals()
@@ -275,7 +275,12 @@ class SessionRuntime(Runtime):
         self._idle = _IdleSessions()
 
     def _made(
-        self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
+        self,
+        function: Callable[..., Any],
+        signature: Sequence[Any],
+        *,
+        acts: bool = False,
+        jit: bool = False,
     ) -> _GraphFunction:
         return _GraphFunction(self._graph, function, signature, self.functions.device, jit=jit)
 
@@ -287,7 +292,7 @@ class SessionRuntime(Runtime):
             self.load(state)
             return self._held(state).opened().session
 
-    def open_sessions_with(self, state: PolicyState, create: Any) -> None:
+    def open_sessions_with(self, state: PolicyState, create: Callable[[], Any]) -> None:
         """Says what makes the session of a state; called with the graph as default."""
         held = _PolicySession(self._graph, create, self._idle)
         self._sessions[state] = held
@@ -303,7 +308,7 @@ class SessionRuntime(Runtime):
         if held is not None:
             held.give_up()
 
-    def drop_idle(self, create: Any) -> None:
+    def drop_idle(self, create: Callable[[], Any]) -> None:
         """Closes the sessions of one creator that nobody uses."""
         self._idle.drop(create)
 
@@ -335,7 +340,9 @@ class SessionRuntime(Runtime):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+    def inner(
+        self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
+    ) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
         forks.require_tensorflow()
         on = function if for_xla else on_device(function, self.functions.device)
@@ -345,7 +352,7 @@ class SessionRuntime(Runtime):
     def _rehearse(
         self,
         key: Hashable,
-        function: _GraphFunction,
+        function: Any,
         state: PolicyState,
         given: Sequence[Any],
         meanwhile: Callable[[], None] | None,
@@ -363,7 +370,7 @@ class SessionRuntime(Runtime):
             opened.resident.forget()
             self.begin_update(state)
 
-    def _update(self, function: _GraphFunction, state: PolicyState, given: Sequence[Any]) -> Any:
+    def _update(self, function: Any, state: PolicyState, given: Sequence[Any]) -> Any:
         function.trace()
         arrays = tf.nest.flatten([state.hyper, *given])
         return function.nested(self._held(state).opened().callables[function](*arrays))

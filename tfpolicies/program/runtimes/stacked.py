@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,9 @@ from tfpolicies.program.runtimes.onnx import convert, cpu_session
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, acted, signature_with_weights
 from tfpolicies.state import PolicyState, Slot
 from tfpolicies.system.forks import require_tensorflow
+
+if TYPE_CHECKING:
+    import onnx
 from tfpolicies.system.quiet import quiet_conversion
 
 MAX_BYTES = 256 * 2**20
@@ -321,7 +324,7 @@ def without_gathers(model: bytes) -> bytes:
     return loaded.SerializeToString()
 
 
-def _read_by_subgraphs(node: Any) -> list[str]:
+def _read_by_subgraphs(node: onnx.NodeProto) -> list[str]:
     """Returns the names that the loops and branches of a node read, from wherever they are."""
     found: list[str] = []
     for attribute in node.attribute:
