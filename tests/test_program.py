@@ -370,7 +370,7 @@ def test_a_loaded_batch_stays_as_it_was_when_a_policy_first_learned_from_it():
 
 def test_minibatches_hold_each_row_once_per_epoch():
     drawn = draw_minibatches(10, 3, 4, np.random.default_rng(0))
-    assert (drawn.steps, drawn.size, drawn.whole) == (9, 4, False)
+    assert (drawn.steps, drawn.rows.shape[1], drawn.whole) == (9, 4, False)
     for epoch in range(3):
         part = slice(3 * epoch, 3 * epoch + 3)
         used = drawn.rows[part][drawn.mask[part] > 0]

@@ -6,9 +6,11 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class ensure_eager:
@@ -26,7 +28,7 @@ class ensure_eager:
         if self._mode is not None:
             self._mode.__exit__(*error)
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, function: _Function) -> _Function:
         @functools.wraps(function)
         def execute(*args: Any, **kwargs: Any) -> Any:
             if tf.executing_eagerly():
@@ -34,7 +36,7 @@ class ensure_eager:
             with ensure_eager():
                 return function(*args, **kwargs)
 
-        return execute
+        return cast(_Function, execute)
 
 
 def _enter_eager_mode() -> Any:

@@ -81,7 +81,8 @@ class CompiledActing(Acting):
         further = (*ports.seen, *ports.states)
         self._check = InputCheck(spec.observation_space, spec.action_space, further).check
         self._disturbed: tuple[int, PolicyState] | None = None
-        self._last: tuple[Any, Any] = (None, None)  # the last outputs, and their columns
+        # The last outputs, and what `act` made of them.
+        self._last: tuple[Any, tuple[Any, dict[str, np.ndarray]]] = (None, (None, {}))
 
     @property
     def stackable(self) -> CompiledActing:
@@ -114,7 +115,7 @@ class CompiledActing(Acting):
     def inference(self) -> str:
         """The runtime that acts, "onnx" or "tf", with "auto" resolved."""
         _ = self.runner
-        return self.config["inference"]
+        return str(self.config["inference"])
 
     @property
     def tries_onnx(self) -> bool:
@@ -379,11 +380,12 @@ class CompiledActing(Acting):
             inputs: one array per port.
             state: another one of the kind; None for the policy's own.
         """
-        return self._greedy(inputs, self.state if state is None else state).dist_inputs.copy()
+        outputs = self._greedy(inputs, self.state if state is None else state)
+        return np.array(outputs.dist_inputs)
 
     def values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the values of checked inputs, float32 `[N]`; counts nothing."""
-        return self._greedy(inputs, self.state).values.copy()
+        return np.array(self._greedy(inputs, self.state).values)
 
     def _greedy(self, inputs: Sequence[np.ndarray], state: PolicyState) -> ActOutputs:
         noise = np.zeros((len(inputs[0]), self._noise_size), np.float32)

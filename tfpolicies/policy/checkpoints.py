@@ -42,9 +42,8 @@ from tfpolicies.storage.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from tfpolicies.storage.import_paths import describe
+from tfpolicies.storage.import_paths import Missing, describe
 from tfpolicies.storage.json_values import (
-    Missing,
     decode_value,
     encode_value,
     find_missing,

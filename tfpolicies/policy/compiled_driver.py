@@ -13,8 +13,10 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.errors import UsageError
 from tfpolicies.policy import overrides
+from tfpolicies.policy.acting import CompiledActing
 from tfpolicies.policy.driver import Acting, Learning, PolicyDriver, validate_result
 from tfpolicies.policy.kind import PolicyKind
+from tfpolicies.policy.learning import Learner
 from tfpolicies.program.minibatches import is_input
 from tfpolicies.program.program import Program
 from tfpolicies.program.update_forms import Form
@@ -28,7 +30,7 @@ class OverriddenActing(Acting):
 
     def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
-        self._compiled = policy._acting
+        self._compiled: CompiledActing = policy._acting
         self.views = self._compiled.views
         self.resets_per_episode = self._compiled.resets_per_episode
 
@@ -62,7 +64,7 @@ class CompiledLearning(Learning):
 
     def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
-        self._learner = policy._learner
+        self._learner: Learner = policy._learner
         self._state = policy._state
         self._updates = policy.program.updates
 

@@ -441,7 +441,7 @@ class PolicyDriver(_Part):
         self.acting = Acting(self.policy)
 
     @property
-    def spaces(self) -> tuple[gym.Space | None, gym.Space | None]:
+    def spaces(self) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:
         """The spaces of observations and of actions; None for one that the policy does not have."""
         names = "observation_space", "action_space"
         observation_space, action_space = (getattr(self.policy, name, None) for name in names)

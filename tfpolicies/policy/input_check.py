@@ -46,8 +46,8 @@ class InputCheck:
 
     def __init__(
         self,
-        observation_space: gym.Space,
-        action_space: gym.Space,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
         further: Sequence[Port] = (),
     ) -> None:
         seen, masked = leaves(observation_space), has_mask(observation_space)
@@ -110,7 +110,7 @@ def _range(leaf: Leaf) -> tuple[str, np.ndarray, np.ndarray]:
     return leaf.name("obs"), np.asarray(space.start, np.int64), np.asarray(count, np.uint64)
 
 
-def _choices(action_space: gym.Space) -> list[tuple[int, int]]:
+def _choices(action_space: gym.Space[Any]) -> list[tuple[int, int]]:
     """Returns the columns of a mask, from and to, of which one must be open.
 
     The bits of a MultiBinary may all be forbidden, and a Box of floats has no columns.

@@ -15,6 +15,7 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.idioms import check_recorded_statistics
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
+from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
@@ -23,9 +24,11 @@ from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.acting_view import distribution_of
 from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.program.program import Program
 from tfpolicies.program.spec import static_settings
 from tfpolicies.program.traced_context import TracedContext
 from tfpolicies.program.view import ModelView, TapeOptimizer, TrainBatch
+from tfpolicies.state import PolicyState
 from tfpolicies.types import TensorStructure
 
 
@@ -35,7 +38,11 @@ class PolicyKind(Policy):
     Code that is traced runs on a *view* of the class: an object without a state.
     """
 
+    program: Program
+    exploration: Exploration
+    automatic: dict[str, Any]
     dist_class: ActionDistribution
+    _state: PolicyState
     recorded: dict[str, tf.Tensor]  # where code is traced: what `record` was given
     _context: TracedContext | None = None
     """What the view of a class has; None for a policy."""
@@ -179,7 +186,10 @@ class PolicyKind(Policy):
 
     @classmethod
     def network_plans(
-        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
+        cls,
+        observation_space: gym.Space[Any],
+        dist_class: ActionDistribution,
+        static: Mapping[str, Any],
     ) -> dict[str, NetworkPlan]:
         """Returns a plan for each network, by name.
 
@@ -289,14 +299,17 @@ class PolicyKind(Policy):
         return getattr(mine, "__func__", mine) is not getattr(usual, "__func__", usual)
 
     @classmethod
-    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+    def _distribution(cls, action_space: gym.Space[Any], static: Mapping[str, Any]) -> Any:
         """Returns the action distribution of the class for a space, given the static config."""
         settings = static["model"]
         return ActionDistribution.of(action_space, settings["custom_action_dist"], settings)
 
     @classmethod
     def _model_source(
-        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
+        cls,
+        observation_space: gym.Space[Any],
+        dist_class: ActionDistribution,
+        static: Mapping[str, Any],
     ) -> ModelSource:
         """Returns where networks come from; a class with another architecture overrides it.
 
@@ -347,7 +360,10 @@ class PolicyKind(Policy):
             raise ConfigError(f"optimizer={dict(static['optimizer'])!r}: {error}") from error
 
     def validate_spaces(
-        self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        config: Mapping[str, Any],
     ) -> None:
         """Checks the spaces; a subclass that supports fewer raises `UnsupportedSpaceError`."""
         del config

@@ -149,7 +149,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             self._inspect_own_methods()
 
     def __init__(
-        self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        config: Mapping[str, Any],
     ) -> None:
         self.observation_space = observation_space
         self.action_space = action_space
@@ -688,7 +691,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             raise WeightsError(
                 "No `policy_spec` key in the state; only a state of `get_state()` makes a policy."
             )
-        policy_class = spec["policy_class"]
+        policy_class: type[Policy] = spec["policy_class"]
         policy = policy_class(spec["observation_space"], spec["action_space"], spec["config"])
         policy.set_state(state)
         return policy

@@ -118,7 +118,8 @@ class RecurrentState:
             Actions for the environments, and the columns to keep of each row.
         """
         if not self.is_needed:
-            return self.driver.acting.act(obs, explore=explore)
+            acted: tuple[Any, dict[str, np.ndarray]] = self.driver.acting.act(obs, explore=explore)
+            return acted
         seen, states = self.inputs(obs, rows)
         more = {} if self.around is None else self.around(rows)
         for_env, columns = self.driver.acting.act(obs, seen, states, explore=explore, **more)

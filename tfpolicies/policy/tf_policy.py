@@ -122,8 +122,8 @@ class TFPolicy(PolicyKind):
     @ensure_eager()
     def __init__(
         self,
-        observation_space: gym.Space,
-        action_space: gym.Space,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
         config: Mapping[str, Any] | AlgorithmConfig | None = None,
     ) -> None:
         overrides.warn_slower(type(self), self._overridden)

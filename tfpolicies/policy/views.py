@@ -67,7 +67,7 @@ def _seen_by_acting(policy: PolicyKind) -> dict[str, ViewRequirement]:
 
 def _read_by_acting(policy: PolicyKind) -> set[str]:
     ports = policy.program.ports
-    return {SampleBatch.OBS, *(each.name for each in (*ports.views, *ports.states))}
+    return {SampleBatch.OBS, *(x.name for x in ports.views), *(x.name for x in ports.states)}
 
 
 def _read_by_loss(policy: PolicyKind) -> set[str]:

@@ -354,8 +354,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         self,
         policy_id: str,
         policy_cls: type[Policy],
-        observation_space: gym.Space,
-        action_space: gym.Space,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
         config_override: Mapping[str, Any] | None,
         merged_config: AlgorithmConfig | Mapping[str, Any],
     ) -> None:
@@ -418,7 +418,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         if target == source:
             raise UsageError(f"source and target must differ, got {source!r} for both.")
         validate_policy_id(target, error=True)
-        policy = original.copy(target)
+        policy: Policy = original.copy(target)
         for name, value in hyperparameters.items():
             policy.driver.set_hyperparameter(name, value)
         with self._lock:

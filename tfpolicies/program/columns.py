@@ -76,7 +76,7 @@ class LearnBatch:
         first = np.cumsum(self.columns[SEQ_LENS]) - self.columns[SEQ_LENS]
         return np.flatnonzero((first >= start) & (first < stop)).astype(np.int32)
 
-    def taken(self, items: np.ndarray) -> dict[str, Any]:
+    def taken(self, items: np.ndarray) -> Any:
         """Returns some items of all columns."""
         return tf.nest.map_structure(lambda column: column[items], self.columns)
 

@@ -35,7 +35,7 @@ from tfpolicies.system.forks import require_tensorflow
 if TYPE_CHECKING:
     import keras
 
-_registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
+_registry: weakref.WeakValueDictionary[tuple[Any, ...], Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
 _kept: deque[Program] = deque(maxlen=4)  # asked for last, of those that stay without a policy
 

@@ -49,8 +49,8 @@ class ProgramSpec:
     """
 
     policy_class: Any
-    observation_space: gym.Space
-    action_space: gym.Space
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
     hyperparameters: tuple[str, ...]
     static: Mapping[str, Any]
     dist_class: ActionDistribution
@@ -61,8 +61,8 @@ class ProgramSpec:
     def of(
         cls,
         policy_class: Any,
-        observation_space: gym.Space,
-        action_space: gym.Space,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
         config: Mapping[str, Any],
         explorer: Transform,
     ) -> ProgramSpec:
@@ -119,7 +119,7 @@ class ProgramSpec:
         return self.policy_class._traced_view(context)
 
     @cached_property
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         """Equal for policies of one kind; the source tells custom models apart, not their names."""
         model = {k: v for k, v in self.static["model"].items() if k != "custom_model"}
         return (
@@ -194,7 +194,7 @@ class ProgramSpec:
     @property
     def with_value(self) -> bool:
         """Whether policies of the kind estimate values."""
-        return self.policy_class.wants_value(self.static)
+        return bool(self.policy_class.wants_value(self.static))
 
     @property
     def time_steps(self) -> int:
@@ -242,7 +242,7 @@ class _MadeByClass:
     policy_class: Any
     view: Any = field(compare=False)
 
-    def __call__(self, observation_space: gym.Space, num_outputs: int) -> Any:
+    def __call__(self, observation_space: gym.Space[Any], num_outputs: int) -> Any:
         made, view = self.view.make_model(), self.view
         return EXTENSIONS.wrap_model(made, view.observation_space, view.action_space)
 
@@ -267,7 +267,7 @@ def static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, A
     return static | {"model": model_settings(config["model"])}
 
 
-def _check_mask(space: gym.Space, dist_class: ActionDistribution) -> None:
+def _check_mask(space: gym.Space[Any], dist_class: ActionDistribution) -> None:
     """Checks that a mask has one number for each choice of the action space."""
     if not has_mask(space):
         return

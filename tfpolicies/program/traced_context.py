@@ -37,8 +37,8 @@ class TracedContext:
     """
 
     config: ConfigView
-    observation_space: gym.Space
-    action_space: gym.Space
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
     dist_class: ActionDistribution
     recorded: dict[str, tf.Tensor] = field(default_factory=dict)
     model: ModelView | ActedModel = field(init=False)

@@ -185,7 +185,7 @@ class ModelView:
     @property
     def trainable_variables(self) -> list[Any]:
         """The variables that the loss is differentiated by."""
-        return self._network.model.trainable_variables
+        return list(self._network.model.trainable_variables)
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the user's own model has under that name, a layer or a method."""
@@ -304,7 +304,7 @@ def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any])
     Raises:
         ConfigError: if there are variables, and the loss depends on none of them.
     """
-    found = tape.gradient(loss, variables)
+    found: list[Any] = tape.gradient(loss, variables)
     if variables and all(gradient is None for gradient in found):
         first = getattr(variables[0], "path", variables[0].name)
         more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""

@@ -234,7 +234,7 @@ def convert(
     _require_operators(model, opset)
     dequantize_bytes(model)
     rename_outputs(model, output_names)
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
 
 
 def _converted(

@@ -44,7 +44,7 @@ def _make_one(context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node) -> str:
     from tf2onnx.utils import make_name, map_onnx_to_numpy_type
 
     one = np.ones((), map_onnx_to_numpy_type(node.output_dtypes[0]))
-    return context.make_const(make_name("one"), one).output[0]
+    return str(context.make_const(make_name("one"), one).output[0])
 
 
 def _make_node(
@@ -52,7 +52,8 @@ def _make_node(
 ) -> str:
     """Adds a node with the shape and dtype of another one's output; returns its output."""
     shapes, dtypes = node.output_shapes, node.output_dtypes
-    return context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes).output[0]
+    node = context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes)
+    return str(node.output[0])
 
 
 def _replace(

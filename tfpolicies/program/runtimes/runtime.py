@@ -420,7 +420,7 @@ class Signatures:
     @property
     def one_row(self) -> ActInputs:
         """What acting on one row takes."""
-        rows = tf.nest.map_structure(_one_row, self.act._replace(params=[]))
+        rows: ActInputs = tf.nest.map_structure(_one_row, self.act._replace(params=[]))
         return rows._replace(params=self.act.params)
 
 

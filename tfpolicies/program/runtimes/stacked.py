@@ -321,7 +321,7 @@ def without_gathers(model: bytes) -> bytes:
     kept = [copy.deepcopy(node) for node in graph.node if node.output[0] in needed]
     del graph.node[:]
     graph.node.extend(kept)
-    return loaded.SerializeToString()
+    return bytes(loaded.SerializeToString())
 
 
 def _read_by_subgraphs(node: onnx.NodeProto) -> list[str]:
