@@ -765,11 +765,13 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             ConfigError: if `model_work_limit` is not a positive number.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module
+        # They need TensorFlow, unlike this module.
+        from tfpolicies.models.work import limit_work
+        from tfpolicies.policy import checkpoints
 
         path = checkpoints.path_of(checkpoint)
         scope = checkpoints.custom_object_scope(custom_objects or {})
-        with scope, checkpoints.limit_work(model_work_limit):
+        with scope, limit_work(model_work_limit):
             return checkpoints.load_policies(
                 path, policy_ids, cls, config, allow_non_finite=allow_non_finite
             )

@@ -422,11 +422,11 @@ class PolicyMap(MutableMapping[str, Policy]):
         for name, value in hyperparameters.items():
             policy.driver.set_hyperparameter(name, value)
         with self._lock:
-            present: Any = None
+            present: Policy | None = None
             if target in self:
                 with contextlib.suppress(StashError):  # what is damaged is replaced
                     present = self.handle(target)
-            if present is not original and _takes_states_of(present, policy):
+            if present is not None and present is not original and _takes_states_of(present, policy):
                 mine = present.get_state()
                 own = {key: mine[key] for key in ("rng", "learning_rng") if key in mine}
                 present.set_state({**policy.get_state(), **own})

@@ -134,7 +134,7 @@ class Inference:
 
     def _stack_up(self, inference: str) -> stacked.StackedActor | None:
         try:
-            actor = RUNTIMES[inference].stack(self)
+            actor: stacked.StackedActor | None = RUNTIMES[inference].stack(self)
             if actor is None:
                 return None
             found = self._stack_difference(actor, self.actor(inference))
