@@ -21,7 +21,7 @@ from collections.abc import (
     ValuesView,
 )
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -426,9 +426,9 @@ class PolicyMap(MutableMapping[str, Policy]):
             if target in self:
                 with contextlib.suppress(StashError):  # what is damaged is replaced
                     present = self.handle(target)
-            if present is not None and present is not original and _takes_states_of(present, policy):
-                mine = present.get_state()
-                own = {key: mine[key] for key in ("rng", "learning_rng") if key in mine}
+            if present is not original and _takes_states_of(present, policy):
+                mine: dict[str, Any] = present.get_state()
+                own = {key: mine[key] for key in mine if key in ("rng", "learning_rng")}
                 present.set_state({**policy.get_state(), **own})
                 return present
             self[target] = policy
@@ -646,7 +646,7 @@ def _release(policy: Any, state: PolicyState) -> Callable[[], None]:
     return functools.partial(policy.driver.program.runtime.release, state)
 
 
-def _takes_states_of(policy: Policy | None, other: Policy) -> bool:
+def _takes_states_of(policy: Policy | None, other: Policy) -> TypeGuard[Policy]:
     """Whether a policy is of the same kind as another, and may change."""
     if policy is None or policy.driver.program is None:
         return False
