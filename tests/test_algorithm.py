@@ -773,13 +773,13 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
     algorithm = config.build()
     program = algorithm.get_policy().program
     key = Form.LOOP, False, False
-    learner, shapes, rows = program.updates._learners[key], set(), set()
+    learner, shapes, rows = program.updates._compiler._learners[key], set(), set()
 
     def spy(state, columns, *rest, **kw):
         shapes.add(str([np.shape(x) for x in tf.nest.flatten([columns, rest])]))
         return learner(state, columns, *rest, **kw)
 
-    monkeypatch.setitem(program.updates._learners, key, spy)
+    monkeypatch.setitem(program.updates._compiler._learners, key, spy)
     for _ in range(12):
         rows.add(algorithm.train()["num_env_steps_sampled_this_iter"])
         algorithm.evaluate()

@@ -306,8 +306,8 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     reference = Reference(policy, settings)
     policy._learner.discover()
     form = Form.LOOP if jit else Form.PLAIN
-    spy = Shapes(policy.program.updates._learner(form))
-    monkeypatch.setitem(policy.program.updates._learners, (form, False, False), spy)
+    spy = Shapes(policy.program.updates._compiler.learner(form, fetches=False, clips=False))
+    monkeypatch.setitem(policy.program.updates._compiler._learners, (form, False, False), spy)
     for i, rows in enumerate((2047, 2048, 2049, 2100)):
         batch = random_batch(rows, seed=i)
         rng = copy.deepcopy(policy._state.rng)

@@ -388,13 +388,18 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
     assert drawn.padded_to(16).rows.shape == (4, 8)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
     compiled._learner.discover()
-    learner, shapes = compiled.program.updates._learner(Form.LOOP), set()
+    learner, shapes = (
+        compiled.program.updates._compiler.learner(Form.LOOP, fetches=False, clips=False),
+        set(),
+    )
 
     def spy(state, *inputs, **kwargs):
         shapes.add(str([x.shape for x in tf.nest.flatten(inputs)]))
         return learner(state, *inputs, **kwargs)
 
-    monkeypatch.setitem(compiled.program.updates._learners, (Form.LOOP, False, False), spy)
+    monkeypatch.setitem(
+        compiled.program.updates._compiler._learners, (Form.LOOP, False, False), spy
+    )
     for rows in (40, 7, 3, 33, 12):
         batch = batch_for(plain, rows)
         for policy in (compiled, plain):
@@ -490,7 +495,9 @@ def test_what_nobody_limits_is_not_computed():
     batch, updates = batch_for(free, 6), free.program.updates
     free.learn_on_batch(batch)
     bound.learn_on_batch(batch)
-    unlimited, limited = (work_of(step.graph).operations for step in updates._steps.values())
+    unlimited, limited = (
+        work_of(step.graph).operations for step in updates._compiler._steps.values()
+    )
     assert unlimited < limited
     kernels = [next(iter(policy.get_weights().values())) for policy in (free, bound)]
     assert not np.array_equal(*kernels)

@@ -225,7 +225,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         return state
 
     def _outputs_of(self, state: PolicyState, obs: Any) -> tf.Tensor:
-        inputs = NetworkInputs([*map(tf.constant, self._acting.checked_inputs(obs))])
+        inputs = NetworkInputs([*map(tf.constant, self._acting.reader.read(obs))])
         with self.program.lock:
             self.program.model_of(state)
             return self.program.functions.network(inputs, training=False).outputs

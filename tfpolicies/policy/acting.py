@@ -12,15 +12,15 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.batch.leaves import with_batch_axis
-from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
+from tfpolicies.errors import BatchError, ConfigError, ObservationError
 from tfpolicies.exploration.exploration import checked_array
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
-from tfpolicies.models.ports import PREVIOUS, View
-from tfpolicies.models.preprocessed import turned_back
-from tfpolicies.models.spaces import batch_leaves, nest, numbers
+from tfpolicies.models.ports import View
+from tfpolicies.models.spaces import batch_leaves, nest
 from tfpolicies.policy.driver import Acting, SingleAction
 from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.input_dict import add_batch_axis, make_row, read_memory
+from tfpolicies.policy.input_reader import InputReader, MemoryCountError
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.functions import ActOutputs
@@ -30,15 +30,9 @@ from tfpolicies.state import PolicyState, tick
 from tfpolicies.types import Structure
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
-_AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
-"""Views of n steps that the arguments for the previous step give, where no view is that step."""
 _MOST_AHEAD = 2**18  # numbers of noise, of 4 bytes each
 
 logger = logging.getLogger("tfpolicies")
-
-
-class MemoryCountError(UsageError):
-    """A policy with a memory was given none, or one of another number of arrays."""
 
 
 class CompiledActing(Acting):
@@ -61,8 +55,6 @@ class CompiledActing(Acting):
         self._no_params = np.zeros(0, np.float32)
         # What is asked in every step is looked up once.
         ports = program.ports
-        self.obs_leaves = ports.obs_leaves
-        self.reads_obs_only = not ports.views and not ports.is_recurrent
         transform = program.spec.explorer
         self._num_params, self._noise_size = transform.num_params, transform.noise_size
         self.only_kind: NoiseKind | None = self.exploration.only_kind
@@ -79,7 +71,8 @@ class CompiledActing(Acting):
         self._result_names += ["vf_preds"] if layout.with_value else []
         spec = program.spec
         further = (*ports.seen, *ports.states)
-        self._check = InputCheck(spec.observation_space, spec.action_space, further).check
+        check = InputCheck(spec.observation_space, spec.action_space, further).check
+        self.reader = InputReader(ports, self.config, check)
         self._disturbed: tuple[int, PolicyState] | None = None
         # The last outputs, and what `act` made of them.
         self._last: tuple[Any, tuple[Any, dict[str, np.ndarray]]] = (None, (None, {}))
@@ -211,14 +204,14 @@ class CompiledActing(Acting):
             MemoryCountError: for a memory of another number of arrays than the policy's.
         """
         del info, episode, kwargs
-        if input_dict is None and self.reads_obs_only and state is None and obs is not None:
+        if input_dict is None and self.reader.reads_obs_only and state is None and obs is not None:
             batch = obs[None] if isinstance(obs, np.ndarray) else with_batch_axis(obs)
-            inputs = self.inputs_to_act_on(batch)
+            inputs = self.reader.read_checked(batch)
         else:
             row = input_dict or make_row(obs, state, prev_action, prev_reward)
             rows = add_batch_axis(row)
             previous = rows.get("prev_actions"), rows.get("prev_rewards")
-            inputs = self.inputs_to_act_on(rows["obs"], read_memory(rows), *previous, rows)
+            inputs = self.reader.read_checked(rows["obs"], read_memory(rows), *previous, rows)
         explore = self.config["explore"] if explore is None else explore
         return self.run(inputs, explore, timestep), explore
 
@@ -233,9 +226,9 @@ class CompiledActing(Acting):
             explore: sample or be greedy; None takes `config["explore"]`.
         """
         rows = obs if batched else with_batch_axis(obs)
-        inputs = batch_leaves(self.obs_leaves, rows, "obs")
+        inputs = batch_leaves(self.reader.obs_leaves, rows, "obs")
         if self.config["check_inputs"]:
-            self._check(inputs)
+            self.reader.check(inputs)
         outputs = self.run(inputs, self.config["explore"] if explore is None else explore)
         actions = [x.copy() if batched else x[0].copy() for x in outputs.env_actions]
         return actions[0] if self._is_flat else nest(self._action_space, actions)
@@ -394,118 +387,6 @@ class CompiledActing(Acting):
         with state.lock:
             return runner.run(state, inputs, noise, params)
 
-    # -- checks -------------------------------------------------------------------------------
-
-    def inputs_to_act_on(
-        self,
-        obs_batch: Structure,
-        state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Structure | None = None,
-        prev_reward_batch: Structure | None = None,
-        views: Mapping[str, Any] | None = None,
-    ) -> list[np.ndarray]:
-        """Returns what `checked_inputs` does, if actions can be chosen for it.
-
-        Raises:
-            ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
-                `check_inputs=False`.
-        """
-        if self.reads_obs_only and state_batches is None:
-            try:
-                inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
-            except ObservationError as error:
-                inputs = turned_back(self.obs_leaves, obs_batch, error)
-        else:
-            inputs = self.checked_inputs(
-                obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
-            )
-        if self.config["check_inputs"]:
-            self._check(inputs)
-        return inputs
-
-    def checked_inputs(
-        self,
-        obs_batch: Structure,
-        state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Structure | None = None,
-        prev_reward_batch: Structure | None = None,
-        views: Mapping[str, Any] | None = None,
-    ) -> list[np.ndarray]:
-        """Returns one array per input port.
-
-        Observations may be those of RLlib's preprocessors, too: see `turned_back`.
-
-        Raises:
-            ObservationError: if the observations do not fit their space.
-            UsageError: if the memory, or a view that the model reads, is missing or does not fit.
-        """
-        ports = self.program.ports
-        try:
-            inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
-        except ObservationError as error:
-            inputs = turned_back(self.obs_leaves, obs_batch, error)
-        if ports.views:
-            arguments = dict(zip(PREVIOUS, (prev_action_batch, prev_reward_batch), strict=True))
-            inputs = inputs + self._seen({**(views or {}), **arguments})
-        if ports.is_recurrent:
-            inputs = inputs + self._memory(state_batches, len(inputs[0]))
-        elif state_batches is not None and len(state_batches):
-            raise UsageError(
-                f"state_batches has {len(state_batches)} arrays, but this policy has no memory; "
-                "leave it out."
-            )
-        sizes = sorted({len(array) for array in inputs})
-        if len(sizes) > 1:
-            raise UsageError(
-                f"Observations, memory, previous actions and rewards and other views need the same "
-                f"number of rows, but have {sizes}."
-            )
-        return inputs
-
-    def _seen(self, given: Mapping[str, Any]) -> list[np.ndarray]:
-        """Returns the leaves of the views that the model reads, checked."""
-        found: list[np.ndarray] = []
-        for view in self.program.ports.views:
-            batch = given.get(view.name)
-            if batch is None:
-                batch = self._told_as_previous(view.name, given)
-            if batch is None:
-                raise UsageError(_missing(view.name))
-            if view.name == "prev_rewards":
-                found.append(numbers(batch, "prev_reward_batch").reshape(-1))
-            else:
-                found += _steps_of(view, batch)
-        return found
-
-    def _told_as_previous(self, view: str, given: Mapping[str, Any]) -> Any:
-        """Returns what an argument for the previous step says of a view; None if nothing."""
-        argument = _AS_ARGUMENTS.get(view)
-        names = [each.name for each in self.program.ports.views]
-        return None if argument is None or argument in names else given.get(argument)
-
-    def _memory(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
-        ports = self.program.ports.states
-        if states is None or len(states) != len(ports):
-            given = "none" if states is None else len(states)
-            raise MemoryCountError(
-                f"This policy has a memory of {len(ports)} arrays, but state_batches has {given}. "
-                "Let `session = policy.session()` keep it and call `session.act(obs)`; or pass it "
-                "by hand: `state = policy.get_initial_state()`, then `action, state, _ = "
-                "policy.compute_single_action(obs, state)`; for a batch of B rows, arrays "
-                "[B, *shape] as `state_batches`."
-            )
-        found = []
-        for i, (port, array) in enumerate(zip(ports, states, strict=True)):
-            converted = numbers(array, f"state_batches[{i}]")
-            if converted.shape != (rows, *port.shape):
-                wanted = ", ".join(map(str, (rows, *port.shape)))
-                raise UsageError(
-                    f"state_batches[{i}] must have the shape [{wanted}], got "
-                    f"{list(converted.shape)}; `policy.get_initial_state()` gives one row."
-                )
-            found.append(converted)
-        return found
-
     def checked_actions(self, actions: Structure) -> list[np.ndarray]:
         """Returns normalised actions as one array per leaf.
 
@@ -561,29 +442,3 @@ class CompiledActing(Acting):
         """Returns leaves of normalised actions as the environment takes them."""
         mapping = self.program.spec.action_mapping.override(unsquash, clip)
         return mapping.to_env(actions)
-
-
-def _steps_of(view: View, batch: Structure) -> list[np.ndarray]:
-    """Returns the leaves of a view, checked; previous actions may have an axis of one step."""
-    if view.name not in PREVIOUS:
-        return batch_leaves(view.leaves, batch, f"views[{view.name!r}]")
-    try:
-        return batch_leaves(view.leaves, batch, "prev_action_batch")
-    except ObservationError:
-        steps = [leaf._replace(shape=(1, *leaf.shape)) for leaf in view.leaves]
-        with contextlib.suppress(ObservationError):
-            return [leaf[:, 0] for leaf in batch_leaves(steps, batch, "prev_action_batch")]
-        raise
-
-
-def _missing(view: str) -> str:
-    ways = {
-        "prev_actions": ("prev_action_batch", "`prev_action=...` to compute_single_action"),
-        "prev_rewards": ("prev_reward_batch", "`prev_reward=...` to compute_single_action"),
-    }
-    by_hand = f"`input_dict={{'obs': ..., {view!r}: ...}}` to compute_single_action"
-    argument, how = ways.get(view, (f"views[{view!r}]", by_hand))
-    return (
-        f"The model reads {view}, but {argument} is missing. Let `session = policy.session()` keep "
-        f"it; or pass {how}, with zeros for the steps before an episode."
-    )

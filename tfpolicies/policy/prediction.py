@@ -28,14 +28,14 @@ def predict(
     agent, action = policy.agent_connectors, policy.action_connectors
     changes = any(connector.changes_observations for connector in agent or ())
     acting = policy.driver.acting.stackable
-    is_plain = acting is not None and acting.reads_obs_only and state is reward is None
+    is_plain = acting is not None and acting.reader.reads_obs_only and state is reward is None
     if batched is None:
         if changes:
             raise UsageError(
                 "predict cannot tell one observation from a batch in front of connectors that "
                 "change observations. Give batched=False or batched=True."
             )
-        space_leaves = acting.obs_leaves if is_plain else leaves(policy.observation_space)
+        space_leaves = acting.reader.obs_leaves if is_plain else leaves(policy.observation_space)
         batched = _is_batch(space_leaves, obs)
     if is_plain and not (agent or action):  # what a session would do, which carries nothing here
         return acting.predict(obs, batched=batched, explore=explore)

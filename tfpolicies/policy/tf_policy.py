@@ -37,12 +37,13 @@ from tfpolicies.models.spaces import require_values
 from tfpolicies.models.views import declared
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy import overrides
-from tfpolicies.policy.acting import CompiledActing, MemoryCountError
+from tfpolicies.policy.acting import CompiledActing
 from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.compiled_driver import CompiledDriver
 from tfpolicies.policy.counters import Counter
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
+from tfpolicies.policy.input_reader import MemoryCountError
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning import Learner
 from tfpolicies.policy.learning_batches import require_actions
@@ -350,7 +351,7 @@ class TFPolicy(PolicyKind):
         acting = self._acting
         previous = prev_action_batch, prev_reward_batch
         try:
-            inputs = acting.inputs_to_act_on(obs_batch, state_batches, *previous, views)
+            inputs = acting.reader.read_checked(obs_batch, state_batches, *previous, views)
         except MemoryCountError as error:
             memory, shown = self._in_full(state_batches, error)
             found = self.compute_actions(
@@ -433,7 +434,7 @@ class TFPolicy(PolicyKind):
             BatchError: if there are not as many actions as observations.
         """
         del in_training
-        inputs = self._acting.checked_inputs(
+        inputs = self._acting.reader.read(
             obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
         )
         return self._acting.log_likelihoods(actions, inputs, normalized=actions_normalized)

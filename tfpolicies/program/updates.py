@@ -38,7 +38,8 @@ from tfpolicies.program.minibatches import (
 from tfpolicies.program.pace import Pace
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.runtime import NotCompiledError, Runtime
-from tfpolicies.program.update_forms import Form, form_of, work_of
+from tfpolicies.program.update_compiler import UpdateCompiler
+from tfpolicies.program.update_forms import Form
 from tfpolicies.program.view import LOSS_MASK
 from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
@@ -69,9 +70,6 @@ class UpdateResult(NamedTuple):
 class Updates:
     """The updates of one Program.
 
-    Whether a state's `grad_clip` is a limit is compiled in: XLA takes a twentieth of a small update
-    for the norms of gradients that nobody clips.
-
     Args:
         runtime: runs them.
         eager: the runtime that may run them untraced.
@@ -91,8 +89,6 @@ class Updates:
         self._is_recurrent = functions.network.ports.is_recurrent
         self._runtime, self._eager, self._lock = runtime, eager, lock
         self._signature: LearnerSignature | None = None
-        self._steps: dict[tuple[bool, bool], Any] = {}  # traced, by whether for XLA and clipping
-        self._learners: dict[tuple[Form, bool, bool], Any] = {}  # with fetches and clipping, too
         self._capacity: dict[tuple[int, int], int] = {}
         self._placed_piece = functools.lru_cache(64)(
             lambda first, last: runtime.placed(np.array([first, last], np.int32))
@@ -153,82 +149,25 @@ class Updates:
 
     # -- what is compiled ---------------------------------------------------------------------
 
-    @ensure_eager()
-    def resolve_form(self, state: PolicyState) -> Form:
-        """Decides once how learning is compiled, by what its traced step does.
-
-        XLA compiles only if the loss reads the row mask, so that padded minibatches stay exact.
-
-        Args:
-            state: of a policy of this kind.
-
-        Raises:
-            ConfigError: if `jit_compile=True` and the loss cannot run on padded minibatches.
-        """
-        if self.form is None:
-            wanted, masked = self._spec.static["jit_compile"], self.signature.masked
-            if wanted is True and not masked:
-                owner, column = self._spec.policy_class.__name__, f"train_batch[{LOSS_MASK!r}]"
-                raise ConfigError(
-                    f"jit_compile=True needs a loss that weighs rows by {column}, and {owner}.loss "
-                    f"or custom_loss of the model does not read it. Use `masked_mean(x, {column})` "
-                    "for its means, or jit_compile=False."
-                )
-            if wanted is False or not masked or not self._runtime.traced:
-                self.form = Form.PLAIN
-            else:
-                automatic = wanted == "auto"
-                clips = self._spec.clips(state.hyper)
-                work = work_of(self._traced_step(for_xla=not automatic, clips=clips).graph)
-                on_cpu = self._functions.device == CPU
-                self.form = form_of(work, may_be_plain=automatic, on_cpu=on_cpu)
-                if automatic and not work.branches:  # then XLA takes the same trace
-                    self._steps[True, clips] = self._steps[False, clips]
-        return self.form
-
-    def _traced_step(self, *, for_xla: bool, clips: bool) -> Any:
-        """Returns the update by one minibatch, traced on first use."""
-        if (for_xla, clips) not in self._steps:
-            functions, signature = self._runtime.functions, self.signature
-            name = "learn_step (XLA)" if for_xla else "learn_step"
-
-            def learn_step(*given: Any) -> Any:
-                functions.traces.note(name, *given)
-                return functions.learn_step(*given, stat_names=signature.stat_names, clips=clips)
-
-            weights, s = tf.TensorSpec([None], tf.float32), self._runtime.signatures
-            one = s.step_inputs.map(lambda x: tf.TensorSpec(x.shape[1:], x.dtype))
-            takes = [s.hyper, signature.columns, weights, one]
-            found = self._runtime.inner(learn_step, takes, for_xla=for_xla)
-            self._steps[for_xla, clips] = found
-        return self._steps[for_xla, clips]
-
-    def _learner(self, form: Form, *, fetches: bool = False, clips: bool = False) -> Any:
-        """Returns the compiled `ProgramFunctions.learn`."""
-        if (form, fetches, clips) not in self._learners:
-            step = self._traced_step(for_xla=form is not Form.PLAIN, clips=clips)
-            if form is Form.STEP:
-                step = tf.function(step, jit_compile=True, autograph=False)
-            functions, exact = self._runtime.functions, not self.signature.masked
-
-            def learn(*given: Any) -> Any:
-                return functions.learn(*given, step=step, exact_rows=exact, fetches=fetches)
-
-            s = self._runtime.signatures
-            takes = [self.signature.columns, s.index, s.mask, s.step_inputs, s.piece, s.totals]
-            self._learners[form, fetches, clips] = self._runtime.compiled(learn, takes, form)
-        return self._learners[form, fetches, clips]
-
     @functools.cached_property
-    def _gradients(self) -> Any:
-        takes = [self.signature.columns, self._runtime.signatures.step_inputs]
-        return self._runtime.compiled(self._runtime.functions.gradients, takes)
+    def _compiler(self) -> UpdateCompiler:
+        return UpdateCompiler(self._runtime, self.signature)
 
     @functools.cached_property
     def _apply(self) -> Any:
-        s = self._runtime.signatures
-        takes = [s.gradients, s.step_inputs]
-        return self._runtime.compiled(self._runtime.functions.apply_gradients, takes)
+        inputs = [self._runtime.signatures.gradients, self._runtime.signatures.step_inputs]
+        return self._runtime.compiled(self._runtime.functions.apply_gradients, inputs)
+
+    @ensure_eager()
+    def resolve_form(self, state: PolicyState) -> Form:
+        """Decides once how learning is compiled; see `UpdateCompiler.choose_form`.
+
+        Args:
+            state: of a policy of this kind.
+        """
+        if self.form is None:
+            self.form = self._compiler.choose_form(state.hyper)
+        return self.form
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -406,7 +345,7 @@ class Updates:
             capacity = padded_rows(capacity, size, self._capacity.get(kind, 0))
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
-        learner = self._learner(form, fetches=fetches, clips=self._spec.clips(state.hyper))
+        learner = self._compiler.learner(form, fetches=fetches, clips=self._spec.clips(state.hyper))
         place = self._runtime.placed if batch.is_kept else self._runtime.lent
         columns = batch.placed(capacity, place)
         index, mask = self._runtime.lent((minibatches.rows, minibatches.mask))
@@ -486,7 +425,9 @@ class Updates:
             self._runtime.begin_update(state)
             columns = batch.placed(batch.items, self._runtime.placed)
             inputs = self._step_inputs(state, 1, batch.items)
-            tensors, named, fetched = self._gradients(state, columns, self._runtime.placed(inputs))
+            tensors, named, fetched = self._compiler.gradients(
+                state, columns, self._runtime.placed(inputs)
+            )
             gradients = [np.array(x) for x in tensors]
         stats = {name: float(value) for name, value in named.items()}
         is_finite = math.isfinite(stats.pop(LOSS)) and all_finite(gradients)

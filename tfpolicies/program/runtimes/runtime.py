@@ -219,7 +219,7 @@ class Runtime(Actor):
     @final
     def compiled(
         self, function: Callable[..., Any], signature: Sequence[Any], form: Form = Form.PLAIN
-    ) -> Any:
+    ) -> Callable[..., Any]:
         """Returns an update function that works on the resident variables.
 
         Args:

@@ -1,0 +1,183 @@
+"""Reads the inputs of acting from what callers pass: one checked array per input port."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import ObservationError, UsageError
+from tfpolicies.models.ports import PREVIOUS, InputPorts, View
+from tfpolicies.models.preprocessed import turned_back
+from tfpolicies.models.spaces import batch_leaves, numbers
+from tfpolicies.types import Structure
+
+_AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
+"""Views of n steps that the arguments for the previous step give, where no view is that step."""
+
+
+class MemoryCountError(UsageError):
+    """A policy with a memory was given none, or one of another number of arrays."""
+
+
+class InputReader:
+    """Reads inputs of acting for the policies of one Program.
+
+    Args:
+        ports: of the Program.
+        config: of the policy; says whether inputs are checked for numbers that are not finite.
+        check: raises an `ObservationError` for such inputs.
+
+    Attributes:
+        obs_leaves: the leaves of the observation space.
+        reads_obs_only: whether there are no other inputs.
+        check: the same.
+    """
+
+    def __init__(
+        self,
+        ports: InputPorts,
+        config: Mapping[str, Any],
+        check: Callable[[Sequence[np.ndarray]], None],
+    ) -> None:
+        self.obs_leaves = ports.obs_leaves
+        self.reads_obs_only = not ports.views and not ports.is_recurrent
+        self._ports, self._config, self.check = ports, config, check
+
+    def read_checked(
+        self,
+        obs_batch: Structure,
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
+        views: Mapping[str, Any] | None = None,
+    ) -> list[np.ndarray]:
+        """Returns what `read` does, if actions can be chosen for it.
+
+        Raises:
+            ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
+                `check_inputs=False`.
+        """
+        if self.reads_obs_only and state_batches is None:
+            try:
+                inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
+            except ObservationError as error:
+                inputs = turned_back(self.obs_leaves, obs_batch, error)
+        else:
+            inputs = self.read(
+                obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
+            )
+        if self._config["check_inputs"]:
+            self.check(inputs)
+        return inputs
+
+    def read(
+        self,
+        obs_batch: Structure,
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Structure | None = None,
+        views: Mapping[str, Any] | None = None,
+    ) -> list[np.ndarray]:
+        """Returns one array per input port.
+
+        Observations may be those of RLlib's preprocessors, too: see `turned_back`.
+
+        Raises:
+            ObservationError: if the observations do not fit their space.
+            UsageError: if the memory, or a view that the model reads, is missing or does not fit.
+        """
+        ports = self._ports
+        try:
+            inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
+        except ObservationError as error:
+            inputs = turned_back(self.obs_leaves, obs_batch, error)
+        if ports.views:
+            arguments = dict(zip(PREVIOUS, (prev_action_batch, prev_reward_batch), strict=True))
+            inputs = inputs + self._seen({**(views or {}), **arguments})
+        if ports.is_recurrent:
+            inputs = inputs + self._memory(state_batches, len(inputs[0]))
+        elif state_batches is not None and len(state_batches):
+            raise UsageError(
+                f"state_batches has {len(state_batches)} arrays, but this policy has no memory; "
+                "leave it out."
+            )
+        sizes = sorted({len(array) for array in inputs})
+        if len(sizes) > 1:
+            raise UsageError(
+                f"Observations, memory, previous actions and rewards and other views need the same "
+                f"number of rows, but have {sizes}."
+            )
+        return inputs
+
+    def _seen(self, given: Mapping[str, Any]) -> list[np.ndarray]:
+        """Returns the leaves of the views that the model reads, checked."""
+        found: list[np.ndarray] = []
+        for view in self._ports.views:
+            batch = given.get(view.name)
+            if batch is None:
+                batch = self._get_previous(view.name, given)
+            if batch is None:
+                raise UsageError(_missing(view.name))
+            if view.name == "prev_rewards":
+                found.append(numbers(batch, "prev_reward_batch").reshape(-1))
+            else:
+                found += _steps_of(view, batch)
+        return found
+
+    def _get_previous(self, view: str, given: Mapping[str, Any]) -> Any:
+        """Returns the argument for the previous step where a view reads that; None if none does."""
+        argument = _AS_ARGUMENTS.get(view)
+        names = [each.name for each in self._ports.views]
+        return None if argument is None or argument in names else given.get(argument)
+
+    def _memory(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
+        ports = self._ports.states
+        if states is None or len(states) != len(ports):
+            given = "none" if states is None else len(states)
+            raise MemoryCountError(
+                f"This policy has a memory of {len(ports)} arrays, but state_batches has {given}. "
+                "Let `session = policy.session()` keep it and call `session.act(obs)`; or pass it "
+                "by hand: `state = policy.get_initial_state()`, then `action, state, _ = "
+                "policy.compute_single_action(obs, state)`; for a batch of B rows, arrays "
+                "[B, *shape] as `state_batches`."
+            )
+        found = []
+        for i, (port, array) in enumerate(zip(ports, states, strict=True)):
+            converted = numbers(array, f"state_batches[{i}]")
+            if converted.shape != (rows, *port.shape):
+                wanted = ", ".join(map(str, (rows, *port.shape)))
+                raise UsageError(
+                    f"state_batches[{i}] must have the shape [{wanted}], got "
+                    f"{list(converted.shape)}; `policy.get_initial_state()` gives one row."
+                )
+            found.append(converted)
+        return found
+
+
+def _steps_of(view: View, batch: Structure) -> list[np.ndarray]:
+    """Returns the leaves of a view, checked; previous actions may have an axis of one step."""
+    if view.name not in PREVIOUS:
+        return batch_leaves(view.leaves, batch, f"views[{view.name!r}]")
+    try:
+        return batch_leaves(view.leaves, batch, "prev_action_batch")
+    except ObservationError:
+        steps = [leaf._replace(shape=(1, *leaf.shape)) for leaf in view.leaves]
+        with contextlib.suppress(ObservationError):
+            return [leaf[:, 0] for leaf in batch_leaves(steps, batch, "prev_action_batch")]
+        raise
+
+
+def _missing(view: str) -> str:
+    ways = {
+        "prev_actions": ("prev_action_batch", "`prev_action=...` to compute_single_action"),
+        "prev_rewards": ("prev_reward_batch", "`prev_reward=...` to compute_single_action"),
+    }
+    by_hand = f"`input_dict={{'obs': ..., {view!r}: ...}}` to compute_single_action"
+    argument, how = ways.get(view, (f"views[{view!r}]", by_hand))
+    return (
+        f"The model reads {view}, but {argument} is missing. Let `session = policy.session()` keep "
+        f"it; or pass {how}, with zeros for the steps before an episode."
+    )
