@@ -11,7 +11,7 @@ import abc
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfpolicies.errors import ConfigError
@@ -53,11 +53,11 @@ class Extension:
         del observation_space, action_space
         return model
 
-    def prepare_model(self, policy: Any, model: keras.Model) -> None:
+    def prepare_model(self, policy: object, model: keras.Model) -> None:
         """Called with the Keras model each time that `policy.model` is read."""
 
     def complete_memory(
-        self, policy: Any, states: Any
+        self, policy: object, states: Sequence[Any] | None
     ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]] | None:
         """Converts a memory that does not fit the policy, `[B, ...]` per array.
 
@@ -68,7 +68,9 @@ class Extension:
         del policy, states
         return None
 
-    def read_statistics(self, view: Any, train_batch: Any) -> Mapping[str, Any] | None:
+    def read_statistics(
+        self, view: object, train_batch: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
         """Returns statistics that `loss` left in attributes of `self`, scalar tensors by name.
 
         Args:
@@ -81,7 +83,9 @@ class Extension:
         del view, train_batch
         return None
 
-    def edit_batch(self, batch: Any, space: Any) -> contextlib.AbstractContextManager[None]:
+    def edit_batch(
+        self, batch: Mapping[str, Any], space: gym.Space
+    ) -> contextlib.AbstractContextManager[None]:
         """Returns a context around `on_postprocess_trajectory`, which may read and change a batch.
 
         Args:
@@ -132,23 +136,25 @@ class Extensions(dict[str, Any], Extension):
             model = extension.wrap_model(model, observation_space, action_space)
         return model
 
-    def prepare_model(self, policy: Any, model: keras.Model) -> None:
+    def prepare_model(self, policy: object, model: keras.Model) -> None:
         for extension in self._load_all():
             extension.prepare_model(policy, model)
 
     def complete_memory(
-        self, policy: Any, states: Any
+        self, policy: object, states: Sequence[Any] | None
     ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]] | None:
         results = (extension.complete_memory(policy, states) for extension in self._load_all())
         return next((result for result in results if result is not None), None)
 
-    def read_statistics(self, view: Any, train_batch: Any) -> Mapping[str, Any] | None:
+    def read_statistics(
+        self, view: object, train_batch: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
         results = [extension.read_statistics(view, train_batch) for extension in self._load_all()]
         read = [result for result in results if result is not None]
         return {name: x for result in read for name, x in result.items()} if read else None
 
     @contextlib.contextmanager
-    def edit_batch(self, batch: Any, space: Any) -> Iterator[None]:
+    def edit_batch(self, batch: Mapping[str, Any], space: gym.Space) -> Iterator[None]:
         with contextlib.ExitStack() as contexts:
             for extension in self._load_all():
                 contexts.enter_context(extension.edit_batch(batch, space))
@@ -210,7 +216,7 @@ def describe_missing(owner: Any, name: str) -> str:
     return f"{kind} has no attribute {name!r}"
 
 
-def describe_import(owner: Any, name: str) -> str:
+def describe_import(owner: object, name: str) -> str:
     """Returns what an error about an attribute adds if an import would make it known; or "".
 
     Args:
@@ -221,7 +227,7 @@ def describe_import(owner: Any, name: str) -> str:
     return statement and f". Code written for RLlib finds it after `{statement}`"
 
 
-def _get_or_raise(owner: Any, cls: type[Extensible], name: str) -> Any:
+def _get_or_raise(owner: object, cls: type[Extensible], name: str) -> Any:
     """Returns a further attribute of an object or a class.
 
     Raises:
@@ -247,7 +253,7 @@ class Extensible:
     """Base of classes whose objects extensions may add attributes to."""
 
     @staticmethod
-    def _describe_missing(owner: Any, name: str) -> str:
+    def _describe_missing(owner: object, name: str) -> str:
         """Returns the message about an attribute that an object, or the class, does not have."""
         return describe_missing(owner, name)
 

@@ -28,12 +28,12 @@ class Register(dict[str, Any]):
     ('dog', None)
     """
 
-    def __init__(self, what: str, error: type[Exception], **known: Any) -> None:
+    def __init__(self, what: str, error: type[Exception], **known: object) -> None:
         super().__init__(known)
         self._what = what
         self._error = error
 
-    def add(self, name: str, found: Any) -> None:
+    def add(self, name: str, found: object) -> None:
         """Gives an object a name, which it takes from another one.
 
         Raises:

@@ -38,7 +38,7 @@ def is_finite(value: object) -> bool:
     return is_real and math.isfinite(_as_float(value))
 
 
-def is_one_of(value: object, *choices: Any) -> bool:
+def is_one_of(value: object, *choices: object) -> bool:
     """Whether `value` equals one of the choices; arrays, which compare by element, never do."""
     return isinstance(value, Hashable) and value in choices
 
@@ -81,7 +81,7 @@ def count(least: int) -> Rule:
     return Rule(lambda x: is_count(x, least), f"an integer >= {least}")
 
 
-def one_of(*choices: Any) -> Rule:
+def one_of(*choices: object) -> Rule:
     """Returns the rule of a few values."""
     return Rule(lambda x: is_one_of(x, *choices), f"one of {choices}")
 

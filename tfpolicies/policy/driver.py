@@ -550,7 +550,7 @@ class PolicyDriver(_Part):
         return result
 
 
-def validate_result(policy: Any, method: str, result: Any) -> Mapping[str, Any]:
+def validate_result(policy: object, method: str, result: object) -> Mapping[str, Any]:
     """Returns what a method of a class gave for an update.
 
     Raises:
@@ -573,7 +573,7 @@ def _require_rows(columns: Mapping[str, np.ndarray], rows: int, method: str) -> 
             )
 
 
-def _check_result(result: Any, method: str) -> tuple[Any, Any, Mapping[str, Any]]:
+def _check_result(result: object, method: str) -> tuple[Any, Any, Mapping[str, Any]]:
     """Returns actions, memory and extras, if that is what `compute_actions` gave."""
     if isinstance(result, tuple | list) and len(result) == 3:
         actions, memory, extras = result

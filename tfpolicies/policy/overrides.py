@@ -70,7 +70,7 @@ def _subclasses(policy_class: type) -> list[type]:
     return [*direct, *(each for below in direct for each in _subclasses(below))]
 
 
-def register(policy: Any) -> None:
+def register(policy: object) -> None:
     """Has a policy told when a method of its class is replaced."""
     _policies[id(policy)] = policy
 
@@ -80,7 +80,7 @@ def methods_of(base: type) -> dict[str, Any]:
     return {name: _find_method(base, name) for name in METHODS}
 
 
-def _find_method(policy_class: Any, name: str) -> Any:
+def _find_method(policy_class: type, name: str) -> Any:
     """Returns what a class or its bases have under a name; extensions are not asked."""
     return next((vars(each)[name] for each in policy_class.__mro__ if name in vars(each)), None)
 

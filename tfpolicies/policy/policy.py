@@ -544,13 +544,13 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return with_memory(views, memory, max_seq_len=steps)
 
     def maybe_add_time_dimension(
-        self, input_dict: Any, seq_lens: Structure, framework: str | None = None
+        self, input_dict: Mapping[str, Any], seq_lens: Structure, framework: str | None = None
     ) -> Any:
         """Returns `input_dict` as it is: the Program folds rows into sequences itself."""
         del seq_lens, framework
         return input_dict
 
-    def maybe_remove_time_dimension(self, input_dict: Any) -> Any:
+    def maybe_remove_time_dimension(self, input_dict: Mapping[str, Any]) -> Any:
         """Returns `input_dict` as it is: rows leave the Program without a time axis."""
         return input_dict
 
@@ -565,7 +565,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             return {}
         return connector_metrics(self.agent_connectors, self.action_connectors)
 
-    def reset_connectors(self, env_id: Any) -> None:
+    def reset_connectors(self, env_id: int | str) -> None:
         """Forgets what connectors remember of the episodes in an environment, or in several."""
         for pipeline in (self.agent_connectors, self.action_connectors):
             if pipeline is not None:
@@ -611,7 +611,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Returns copies of the weights; `{}` for a policy without any."""
         return {}
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
         """Overwrites the weights with values as `get_weights` returns them.
 
         Raises:

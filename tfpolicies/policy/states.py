@@ -92,7 +92,7 @@ class Checked(NamedTuple):
     num_grad_updates: int
 
 
-def _check_form(given: Any, mappings: Sequence[str]) -> None:
+def _check_form(given: object, mappings: Sequence[str]) -> None:
     """Checks that a state has the parts that every state has, and dicts where those belong."""
     if not isinstance(given, Mapping):
         raise WeightsError(f"A state must be a dict, as `get_state()` gives it; got {given!r:.80}.")

@@ -276,7 +276,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             return iter([*self._policies, *self._store.unloaded])
 
-    def get(self, policy_id: str, default: Any = None) -> Any:
+    def get(self, policy_id: str, default: object = None) -> Any:
         """Returns `m[policy_id]`, or `default` if there is none of this id."""
         if policy_id not in self:
             return default
@@ -654,7 +654,7 @@ def _takes_states_of(policy: Policy | None, other: Policy) -> TypeGuard[Policy]:
     return mine.program is theirs.program and not mine.is_frozen
 
 
-def _check_counts(least: int, **given: Any) -> None:
+def _check_counts(least: int, **given: int | None) -> None:
     for name, value in given.items():
         is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if value is not None and not (is_integer and value >= least):

@@ -31,7 +31,7 @@ class StepInputs(NamedTuple):
         return self.map(lambda x: x[i])
 
 
-def is_input(value: Any) -> bool:
+def is_input(value: object) -> bool:
     """Whether an input of `StepInputs` is there.
 
     >>> is_input(StepInputs(noise=np.zeros(3)).noise), is_input(StepInputs().noise)

@@ -122,7 +122,7 @@ class Optimizers:
         """Returns an argument of hooks that has an item for each loss: a list for several."""
         return items if self.are_several else items[0]
 
-    def by_variable(self, pairs: Any) -> list[tf.Tensor]:
+    def by_variable(self, pairs: Sequence[Any]) -> list[tf.Tensor]:
         """Returns the gradients of `(gradient, variable)` pairs in the order of `differentiated`.
 
         Args:
@@ -146,6 +146,6 @@ class Optimizers:
         return self.hooked(self.on_tape(None, takes)), self.hooked(pairs)
 
 
-def gradients_of(pairs: Any) -> list[Any]:
+def gradients_of(pairs: Sequence[Any]) -> list[Any]:
     """Returns pairs without their variables, nested as they are."""
     return [gradients_of(x) if isinstance(x, list) else x[0] for x in pairs]

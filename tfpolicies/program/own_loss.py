@@ -116,7 +116,7 @@ def _scalars(
     return [tf.reshape(x, []) for x in tensors]
 
 
-def _refuse_variables(next_creator: Callable[..., tf.Variable], **given: Any) -> Any:
+def _refuse_variables(next_creator: Callable[..., tf.Variable], **given: object) -> Any:
     raise ModelError(
         f"custom_loss of the model makes a variable ({given.get('name')!r}), which would belong to "
         "no policy. Make its layers in the model's constructor, as functional models or with "

@@ -91,7 +91,7 @@ class TrainBatch(dict[str, Any]):
         self.reads_lengths |= key == SEQ_LENS
         return value
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Returns a column, or `default` where there is none of that name."""
         return self[key] if key in self else default  # noqa: SIM401
 
