@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See `{self.prog} --help`.")
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         choices = action.choices or ()
         if choices and value not in choices:
             name = action.metavar or "/".join(action.option_strings) or action.dest
@@ -67,7 +67,12 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument(name, metavar=metavar, help=help, **settings)
 
     def add_number(
-        self, name: str, default: Any, help: str, kind: Any = positive, metavar: str | None = None
+        self,
+        name: str,
+        default: float | None,
+        help: str,
+        kind: Callable[[str], float] = positive,
+        metavar: str | None = None,
     ) -> None:
         """Adds an option that takes a number of a kind, which `cli/values.py` has."""
         self.add_argument(name, type=kind, default=default, metavar=metavar, help=help)

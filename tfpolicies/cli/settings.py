@@ -24,6 +24,7 @@ from tfpolicies.errors import (
     UsageError,
     near_matches,
 )
+from tfpolicies.types import Setting
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
@@ -59,7 +60,7 @@ class Word(NamedTuple):
 def _word(
     group: str,
     help: str,
-    default: Any = None,
+    default: Setting = None,
     *,
     setting: str | None = None,
     goal: bool = False,

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -21,6 +21,10 @@ from tfpolicies.storage.json_values import Missing
 from tfpolicies.storage.manifest import POLICIES
 from tfpolicies.system.paths import resolve_path, shown
 from tfpolicies.system.quiet import load_tensorflow
+
+if TYPE_CHECKING:
+    from tfpolicies.export.result import ExportResult
+    from tfpolicies.policy.tf_policy import TFPolicy
 
 
 class Shipped(NamedTuple):
@@ -169,7 +173,7 @@ def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
 
 
 def export_policy(
-    policy: Any,
+    policy: TFPolicy,
     folder: Path,
     console: Console,
     *,
@@ -203,7 +207,7 @@ def export_policy(
     return Shipped({kind: Path(result.path) for kind, result in written.items()}, figures)
 
 
-def _verified(result: Any) -> str:
+def _verified(result: ExportResult) -> str:
     """Says how well an export agrees with its policy."""
     told = f"differs from the policy by at most {result.parity.largest_difference:.1e}"
     if result.agreement is None:

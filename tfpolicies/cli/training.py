@@ -126,7 +126,7 @@ def train(args: argparse.Namespace) -> int:
             return _ended(job, error, debug=args.debug)
 
 
-def _stop(algorithm: Any) -> None:
+def _stop(algorithm: Algorithm) -> None:
     """Closes an algorithm; environments that break in that do not change how the command ends."""
     try:
         algorithm.stop()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.verify import Comparison, Runner
-from tfpolicies.models.spaces import pick
+from tfpolicies.models.spaces import Leaf, pick
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
+from tfpolicies.types import Structure
 
 ROWS = 1000
 CLOSE = 0.01
@@ -67,7 +68,7 @@ def _relative(given: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.abs(first - second) / np.maximum(1.0, np.abs(second).max(axis=0, initial=0.0))
 
 
-def checked_observations(program: Program, observations: Any) -> list[np.ndarray]:
+def checked_observations(program: Program, observations: Structure) -> list[np.ndarray]:
     """Returns one array `[N, *shape]` per leaf of what a caller gave.
 
     Raises:
@@ -82,7 +83,7 @@ def checked_observations(program: Program, observations: Any) -> list[np.ndarray
     return found
 
 
-def _leaf(observations: Any, leaf: Any) -> np.ndarray:
+def _leaf(observations: Structure, leaf: Leaf) -> np.ndarray:
     wanted = f"[N, {', '.join(map(str, leaf.shape))}]" if leaf.shape else "[N]"
     name = f"observations{'/'.join(('', *leaf.path))}"
     try:

@@ -118,7 +118,7 @@ def write_onnx_spec(
     write_spec(folder, job.program, serving, parity, packages=packages, **own, **entries)
 
 
-def checked_opset(opset: Any) -> int:
+def checked_opset(opset: int) -> int:
     """Returns the version of ONNX's operators as an integer that is in `OPSETS`.
 
     Raises:

@@ -566,7 +566,7 @@ _NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] 
 }
 
 
-def _nested(space: Mapping[str, Any], leaves: Any) -> Any:
+def _nested(space: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
     """Puts one value per leaf into the structure of a space's record."""
     if space["type"] == "Dict":
         return {key: _nested(sub, leaves) for key, sub in space["spaces"]}
@@ -983,7 +983,7 @@ class LimitedSession:
         """
         has_clock = self._limited and options is None
         if has_clock:
-            CALL_CLOCK.start(self)
+            CALL_CLOCK.start(self.stop)
         try:
             return self.session.run(names, feed, options or self._options)
         except Exception as error:
@@ -1015,15 +1015,15 @@ class CallClock:
     """Stops models whose calls take longer than `CALL_SECONDS`, from a thread of its own."""
 
     def __init__(self) -> None:
-        self._due: dict[int, tuple[float, Any]] = {}  # by the thread of the call
+        self._due: dict[int, tuple[float, Callable[[], None]]] = {}  # by the thread of the call
         self._process = 0  # the id of the process that the clock runs in, which may be forked
 
-    def start(self, model: Any) -> None:
-        """Begins to measure a call of this thread; `model.stop()` ends it if it takes too long."""
+    def start(self, stop: Callable[[], None]) -> None:
+        """Begins to measure a call of this thread; `stop` ends it if it takes too long."""
         if self._process != os.getpid():
             self._process, self._due = os.getpid(), {}
             threading.Thread(target=self._watch, daemon=True).start()
-        self._due[threading.get_ident()] = time.monotonic() + CALL_SECONDS, model
+        self._due[threading.get_ident()] = time.monotonic() + CALL_SECONDS, stop
 
     def stop(self) -> None:
         """Stops measuring it."""
@@ -1032,9 +1032,9 @@ class CallClock:
     def _watch(self) -> None:
         while True:
             time.sleep(min(1.0, CALL_SECONDS / 4))
-            for due, model in list(self._due.values()):
+            for due, stop in list(self._due.values()):
                 if time.monotonic() > due:
-                    model.stop()
+                    stop()
 
 
 CALL_CLOCK = CallClock()
@@ -1137,7 +1137,7 @@ def _try(seconds: float, memory: int) -> None:
     os._exit(status)
 
 
-def _trial_input(port: Any) -> np.ndarray:
+def _trial_input(port: onnxruntime.NodeArg) -> np.ndarray:
     """Returns ones for an input: as many rows as are tried, and one of what else is free."""
     sizes = [size if isinstance(size, int) else 1 for size in port.shape]
     if sizes and not isinstance(port.shape[0], int):

@@ -36,6 +36,7 @@ from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
+from tfpolicies.types import TensorStructure
 
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
@@ -122,7 +123,7 @@ class Serving:
         greedy, ports = self.signatures[GREEDY], self._program.ports
         specs = {port.name: port.tensor_spec for port in self.inputs[GREEDY]}
 
-        def call(obs: Any, *others: tf.Tensor) -> dict[str, tf.Tensor]:
+        def call(obs: TensorStructure, *others: tf.Tensor) -> dict[str, tf.Tensor]:
             parts = [pick(obs, leaf.path) for leaf in ports.obs_leaves]
             return greedy(**dict(zip(specs, [*parts, *others], strict=True)))
 
@@ -214,7 +215,7 @@ def _plain(key: str) -> str:
     return "".join(c if c.isalnum() or c in "_/" else "_" for c in key)
 
 
-def _refuse_python(signature: str, graph: Any) -> None:
+def _refuse_python(signature: str, graph: tf.Graph) -> None:
     definition = graph.as_graph_def()
     functions = definition.library.function
     nodes = [*definition.node, *(node for each in functions for node in each.node_def)]

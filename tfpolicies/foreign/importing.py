@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
@@ -29,12 +29,15 @@ from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
+if TYPE_CHECKING:
+    import keras
+
 _LARGEST = 1 << 26  # bytes of a policy_spec.json
 
 
 @ensure_eager()
 def import_policy(
-    path: Any,
+    path: str | os.PathLike[str] | keras.Model,
     *,
     observation_space: gym.Space | None = None,
     action_space: gym.Space | None = None,
@@ -119,7 +122,10 @@ def import_policy(
 
 
 def _opened(
-    path: Any, signature: str | None, model_work_limit: float, providers: Sequence[str] | None
+    path: str | os.PathLike[str] | keras.Model,
+    signature: str | None,
+    model_work_limit: float,
+    providers: Sequence[str] | None,
 ) -> tuple[ForeignModel, Mapping[str, Any] | None]:
     """Returns a model, and the `policy_spec.json` of one that this package exported."""
     import keras

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from tfpolicies.errors import MissingModelFileError, ModelImportError
 from tfpolicies.export.player import LimitedSession, rebuild_model
@@ -71,7 +72,7 @@ class OnnxFile(ForeignModel):
         except ValueError as error:
             raise ModelImportError(str(error)) from error
 
-    def _socket(self, port: Any) -> Socket:
+    def _socket(self, port: onnxruntime.NodeArg) -> Socket:
         if port.type not in _DTYPES:
             raise ModelImportError(
                 f"{self.source} cannot be imported: {port.name!r} is a {port.type}, and only plain "

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import (
     CheckpointError,
     FrozenPolicyError,
@@ -21,6 +22,7 @@ from tfpolicies.foreign.wiring import LOGITS, Wiring, choices
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.policy import ActionBatch, Policy
+from tfpolicies.types import Structure
 
 IMPORTED = "imported"
 """The setting of a policy that has its model."""
@@ -72,10 +74,10 @@ class ImportedPolicy(Policy):
 
     def compute_actions(
         self,
-        obs_batch: Any,
+        obs_batch: Structure,
         state_batches: Sequence[np.ndarray] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Sequence[float] | np.ndarray | None = None,
         info_batch: Any = None,
         episodes: Any = None,
         explore: bool | None = None,
@@ -111,7 +113,9 @@ class ImportedPolicy(Policy):
         """Returns the memory at the start of an episode."""
         return [x.copy() for x in self._wiring.memory]
 
-    def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
+    def compute_gradients(
+        self, postprocessed_batch: SampleBatch
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Raises a `FrozenPolicyError`: an imported policy does not learn."""
         raise self._frozen()
 
@@ -119,7 +123,7 @@ class ImportedPolicy(Policy):
         """Raises a `FrozenPolicyError`: an imported policy does not learn."""
         raise self._frozen()
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> None:
         """Raises a `FrozenPolicyError` if there are any: an imported policy keeps its own."""
         if weights:
             raise self._frozen()
@@ -141,7 +145,9 @@ class ImportedPolicy(Policy):
     def _constant(self, name: str, rows: int) -> np.ndarray:
         return np.full(rows, self._wiring.constants[name], self._dtypes[name])
 
-    def _before(self, actions: Any, rewards: Any, rows: int) -> dict[str, np.ndarray]:
+    def _before(
+        self, actions: Structure | None, rewards: Sequence[float] | np.ndarray | None, rows: int
+    ) -> dict[str, np.ndarray]:
         """Returns what the model reads of the last step; zeros where it is not given."""
         earned = np.zeros(rows) if rewards is None else np.asarray(rewards)
         found = dict.fromkeys(self._wiring.rewards, earned)

@@ -23,6 +23,7 @@ from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.system.paths import link_without_wildcards
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.system.regular_files import read_regular
+from tfpolicies.types import TensorStructure
 
 _FILE = "saved_model.pb"
 _ACTION, _MEMORY, _SERVING = "action", "get_initial_state", "serving_default"
@@ -129,7 +130,7 @@ class SavedModelFunction(ForeignModel):
             yield
             return
         with _IN_TURN, CancellationManagerContext(self._cancelling):
-            player.CALL_CLOCK.start(self)
+            player.CALL_CLOCK.start(self.stop)
             try:
                 yield
             except tf.errors.CancelledError as error:
@@ -206,7 +207,7 @@ def _require_known(folder: Path, source: str) -> None:
             )
 
 
-def _paths(structure: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def _paths(structure: TensorStructure, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yields the leaves of a structure in the order of `tf.nest`, with their places as names."""
     if isinstance(structure, Mapping):
         parts: Sequence[tuple[str, Any]] = [(str(key), structure[key]) for key in sorted(structure)]
@@ -220,16 +221,16 @@ def _paths(structure: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, An
         yield from _paths(part, (*path, name))
 
 
-def _fixed_rows(function: Any) -> int:
+def _fixed_rows(function: tf.types.experimental.ConcreteFunction) -> int:
     """Returns how many inputs of a function have a fixed number of rows."""
     specs = [leaf for _, leaf in _paths(function.structured_input_signature) if _is_tensor(leaf)]
     return sum(spec.shape.rank not in (None, 0) and spec.shape[0] is not None for spec in specs)
 
 
-def _is_tensor(leaf: Any) -> bool:
+def _is_tensor(leaf: TensorStructure) -> bool:
     return isinstance(leaf, tf.TensorSpec | tf.Tensor)
 
 
-def _socket(name: str, spec: Any) -> Socket:
+def _socket(name: str, spec: tf.TensorSpec | tf.Tensor) -> Socket:
     shape = spec.shape.as_list() if spec.shape.rank is not None else [None]
     return Socket(name, tuple(shape), np.dtype(spec.dtype.as_numpy_dtype))

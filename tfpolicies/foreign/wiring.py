@@ -293,10 +293,11 @@ def _zeros(socket: Socket) -> np.ndarray:
     return np.zeros([size or 1 for size in socket.shape[1:]], socket.dtype)
 
 
-def choices(action_space: Any) -> list[int]:
+def choices(action_space: gym.Space) -> list[int]:
     """Returns the number of choices of each part of a Discrete or MultiDiscrete space."""
-    is_one = isinstance(action_space, spaces.Discrete)
-    return [int(action_space.n)] if is_one else [int(n) for n in cell_sizes(action_space)]
+    if isinstance(action_space, spaces.Discrete):
+        return [int(action_space.n)]
+    return [int(n) for n in cell_sizes(action_space)]
 
 
 def _fits(socket: Socket, shape: Sequence[int], axes: int) -> bool:

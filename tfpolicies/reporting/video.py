@@ -7,12 +7,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tfpolicies.errors import MissingPackageError, UsageError
 from tfpolicies.system.atomic import make_folder, remove_file, replacing, temporary_beside
+
+if TYPE_CHECKING:
+    import av
+    from PIL import ImageDraw
 
 ENDINGS = (".mp4", ".gif")
 
@@ -155,7 +159,7 @@ class _Canvas:
         self._write(ImageDraw.Draw(image), figures)
         return np.asarray(image)
 
-    def _write(self, draw: Any, figures: Mapping[str, str]) -> None:
+    def _write(self, draw: ImageDraw.ImageDraw, figures: Mapping[str, str]) -> None:
         """Writes figures next to each other: the first one left, the last one right."""
         gap = _GAP * self._font_size
         for i, (label, value) in enumerate(figures.items()):
@@ -217,7 +221,7 @@ class _Film:
 
         self.add_frame(av.VideoFrame.from_ndarray(picture, "rgb24"))
 
-    def add_frame(self, frame: Any) -> None:
+    def add_frame(self, frame: av.VideoFrame) -> None:
         """Adds a frame of PyAV's."""
         if self._stream is None:
             kind = self._kind
@@ -323,7 +327,7 @@ class _Filter:
         made.link_to(out)
         self._graph.configure()
 
-    def push(self, frame: Any, to: int = 0) -> None:
+    def push(self, frame: av.VideoFrame, to: int = 0) -> None:
         """Gives a frame to an input."""
         self._inputs[to].push(frame)
 

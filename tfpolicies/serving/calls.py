@@ -9,6 +9,7 @@ import numpy as np
 
 from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.serving.texts import LONGEST_NAME, quote, require_short
+from tfpolicies.types import Json
 
 VALUES = "vf_preds"
 """The output that takes a critic; nothing else does."""
@@ -77,11 +78,11 @@ class Options(NamedTuple):
         return cls(explore, seed, sequence, starts, ends)
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: Json) -> bool:
     return type(value) is str and len(value) <= LONGEST_NAME
 
 
-def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: bool | None) -> Any:
     value = parameters.get(name, default)
     if value is not default and type(value) is not kind:
         raise RequestError(f"Parameter {name} must be of {kind.__name__}, got {quote(value)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -345,11 +345,11 @@ class _Rest:
         return model
 
 
-def _json(record: Any, status: int = 200) -> Response:
+def _json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]], status: int = 200) -> Response:
     return Response(orjson.dumps(record), status, media_type="application/json")
 
 
-async def _refused(request: Request, error: Any) -> Response:
+async def _refused(request: Request, error: RequestError) -> Response:
     response = _json({"error": str(error)[:_LONGEST]}, error.status)
     if isinstance(error, _UnreadBodyError):  # what comes cannot be told from another request
         response.headers["connection"] = "close"
@@ -360,7 +360,7 @@ async def _refused(request: Request, error: Any) -> Response:
     return response
 
 
-async def _no_such_address(request: Request, error: Any) -> Response:
+async def _no_such_address(request: Request, error: HTTPException) -> Response:
     what = f"{request.method} {quote(request.scope['path'])}"
     return _json({"error": f"There is nothing at {what}: {error.detail}."}, error.status_code)
 

@@ -12,6 +12,7 @@ from tfpolicies.errors import RequestError
 from tfpolicies.serving.calls import Answer, Call, Options
 from tfpolicies.serving.tensors import datatype_of, from_bytes, from_values
 from tfpolicies.serving.texts import quote, require_few, require_short
+from tfpolicies.types import Json
 
 JSON_LENGTH = "inference-header-content-length"
 """The header that says how much of a body is JSON."""
@@ -146,7 +147,7 @@ def _length(text: bytes, most: int) -> int:
     return int(text)
 
 
-def _object(what: str, value: Any) -> dict[str, Any]:
+def _object(what: str, value: Json) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"{what} must be a JSON object, got {type(value).__name__}.")
     return value
@@ -167,7 +168,7 @@ def _list(record: dict[str, Any], key: str) -> list[Any]:
     return value
 
 
-def _named(what: str, value: Any) -> dict[str, Any]:
+def _named(what: str, value: Json) -> dict[str, Any]:
     record = _object(what, value)
     if not isinstance(record.get("name"), str):
         raise RequestError(f"{what} must have a name, got {quote(record.get('name'))}.")
@@ -179,7 +180,7 @@ def _wants_bytes(record: dict[str, Any], default: bool) -> bool:
     return bool(_parameters("an output", record).get(_BINARY, default))
 
 
-def _text(value: Any) -> str:
+def _text(value: Json) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
@@ -242,51 +242,51 @@ class Rpc(grpc.GenericRpcHandler):
             answer = await model.infer(call)
         return _response(name, request.id, answer)
 
-    async def say_live(self, request: Any) -> Any:
+    async def say_live(self, request: pb.ServerLiveRequest) -> Any:
         """Says that the server runs."""
         return pb.ServerLiveResponse(live=True)
 
-    async def say_ready(self, request: Any) -> Any:
+    async def say_ready(self, request: pb.ServerReadyRequest) -> Any:
         """Says whether all models answer, and will do so for a while."""
         return pb.ServerReadyResponse(ready=self._repository.is_ready)
 
-    async def describe_server(self, request: Any) -> Any:
+    async def describe_server(self, request: pb.ServerMetadataRequest) -> Any:
         """Says what this server is."""
         return pb.ServerMetadataResponse(**SERVER)
 
-    async def say_model_ready(self, request: Any) -> Any:
+    async def say_model_ready(self, request: pb.ModelReadyRequest) -> Any:
         """Says whether a model answers."""
         model = self._repository[request.name]
         if model.is_ready:
             model.require_version(request.version)
         return pb.ModelReadyResponse(ready=model.is_ready)
 
-    async def describe_model(self, request: Any) -> Any:
+    async def describe_model(self, request: pb.ModelMetadataRequest) -> Any:
         """Says what a model takes and gives."""
         return pb.ModelMetadataResponse(**self._find_model(request).metadata())
 
-    async def describe_config(self, request: Any) -> Any:
+    async def describe_config(self, request: pb.ModelConfigRequest) -> Any:
         """Says how a model is served."""
         config = self._find_model(request).config()
         return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig(**config))
 
-    def _find_model(self, request: Any) -> Any:
+    def _find_model(self, request: pb.ModelMetadataRequest | pb.ModelConfigRequest) -> Any:
         model = self._repository[request.name]
         model.require_version(request.version)
         return model
 
-    async def list_models(self, request: Any) -> Any:
+    async def list_models(self, request: pb.RepositoryIndexRequest) -> Any:
         """Says what models there are."""
         found = self._repository.index(ready=request.ready)
         return pb.RepositoryIndexResponse(models=found)
 
-    async def load(self, request: Any) -> Any:
+    async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         """Loads what is in a model's folder now."""
         self._access.require_control()
         await self._repository[request.model_name].load()
         return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, request: Any) -> Any:
+    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Any:
         """Makes a model answer no more."""
         self._access.require_control()
         self._repository[request.model_name].unload()
@@ -314,11 +314,11 @@ def _address(peer: str) -> str:
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
-def _serialize(answer: Any) -> bytes:
+def _serialize(answer: Message) -> bytes:
     return bytes(answer.SerializeToString())
 
 
-def _parse(kind: Any, content: bytes, most: int) -> Any:
+def _parse(kind: type[Message], content: bytes, most: int) -> Any:
     try:
         return kind.FromString(content)
     except DecodeError as error:
@@ -334,7 +334,7 @@ def _parse_infer(content: bytes, most: int) -> tuple[Any, Call | RequestError]:
         return request, error
 
 
-def _call(request: Any, most: int) -> Call:
+def _call(request: pb.ModelInferRequest, most: int) -> Call:
     require_few("inputs", request.inputs)
     require_few("outputs", request.outputs)
     raw = request.raw_input_contents
@@ -358,7 +358,9 @@ def _call(request: Any, most: int) -> Call:
     )
 
 
-def _array(tensor: Any, raw: bytes | None, most: int) -> np.ndarray:
+def _array(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None, most: int
+) -> np.ndarray:
     shape = tensor.shape[: MOST_AXES + 1]
     if raw is not None:
         return from_bytes(tensor.name, tensor.datatype, shape, raw)

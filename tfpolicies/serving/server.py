@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import uvicorn
+from starlette.types import ASGIApp
 
 from tfpolicies.errors import ExportError, UsageError
 from tfpolicies.serving.access import Access, is_loopback
@@ -202,7 +203,7 @@ def _leave_to_rest() -> None:
     gc.set_threshold(_GARBAGE, *_OLDER)
 
 
-def _config(app: Any, connections: Connections) -> uvicorn.Config:
+def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(Connection, connections),

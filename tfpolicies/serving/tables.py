@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from tfpolicies.finite import is_finite
 from tfpolicies.serving.tensors import Port
 from tfpolicies.system.atomic import replacing, sync_folder
 from tfpolicies.system.distributions import install_command
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow import parquet
 
 _BATCH_BYTES, _MOST_ROWS = 16_000_000, 65_536
 _BUFFER = 1 << 20  # bytes of a column that are read at once
@@ -123,7 +127,7 @@ class _Input(NamedTuple):
         """Of one row of each column."""
         return self.shape if len(self.names) == 1 else ()
 
-    def read(self, batch: Any, first: int) -> np.ndarray:
+    def read(self, batch: pyarrow.RecordBatch, first: int) -> np.ndarray:
         """Returns the input `[rows, ...]` for a batch whose first row has the number `first`.
 
         Raises:
@@ -192,7 +196,7 @@ class _Table(NamedTuple):
 
 
 def _batches(
-    source: Any, inputs: Sequence[_Input], kept: Sequence[str], rows: int | None
+    source: parquet.ParquetFile, inputs: Sequence[_Input], kept: Sequence[str], rows: int | None
 ) -> Iterator[Any]:
     """Yields batches of the columns that are read or written."""
     if rows is None:
@@ -203,7 +207,11 @@ def _batches(
 
 
 def _act(
-    policy: OnnxPolicy, inputs: Sequence[_Input], batch: Any, first: int, rng: np.random.Generator
+    policy: OnnxPolicy,
+    inputs: Sequence[_Input],
+    batch: pyarrow.RecordBatch,
+    first: int,
+    rng: np.random.Generator,
 ) -> list[np.ndarray]:
     """Returns the actions for a batch, one array `[rows, ...]` for each part of the action."""
     observed = {each.port.name: each.read(batch, first) for each in inputs}
@@ -235,7 +243,7 @@ def _action_fields(policy: OnnxPolicy) -> list[Any]:
     return fields
 
 
-def _as_arrow(array: np.ndarray, field: Any) -> Any:
+def _as_arrow(array: np.ndarray, field: pyarrow.Field) -> Any:
     import pyarrow
 
     if array.ndim == 1:
@@ -247,7 +255,7 @@ def _as_arrow(array: np.ndarray, field: Any) -> Any:
 # -- what a column has ----------------------------------------------------------------------------
 
 
-def _require_type(name: str, kind: Any, shape: tuple[int, ...]) -> None:
+def _require_type(name: str, kind: pyarrow.DataType, shape: tuple[int, ...]) -> None:
     """Checks that a column has numbers, or lists of them as deep as `shape` asks for."""
     from pyarrow import types
 
@@ -262,7 +270,7 @@ def _require_type(name: str, kind: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def _unwrap_lists(kind: Any) -> tuple[Any, int]:
+def _unwrap_lists(kind: pyarrow.DataType) -> tuple[Any, int]:
     """Returns the type of the elements in lists of lists, and how deep these are; 0: none."""
     inner, depth = _without_extension(kind), 0
     while _is_list(inner):
@@ -270,11 +278,11 @@ def _unwrap_lists(kind: Any) -> tuple[Any, int]:
     return inner, depth
 
 
-def _without_extension(kind: Any) -> Any:
+def _without_extension(kind: pyarrow.DataType) -> Any:
     return getattr(kind, "storage_type", kind)
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
@@ -288,7 +296,7 @@ class _Column(NamedTuple):
     shape: tuple[int, ...]  # of one row of the column
     first: int  # the number of the first row
 
-    def read(self, batch: Any) -> np.ndarray:
+    def read(self, batch: pyarrow.RecordBatch) -> np.ndarray:
         """Returns the numbers `[rows, count]` in the dtype of the input.
 
         Raises:
@@ -308,7 +316,7 @@ class _Column(NamedTuple):
         numbers = self._cast(array.to_numpy(zero_copy_only=False), count)
         return numbers.reshape(batch.num_rows, count)
 
-    def _sizes(self, kind: Any) -> tuple[int, ...]:
+    def _sizes(self, kind: pyarrow.DataType) -> tuple[int, ...]:
         """Returns the length of lists at each level of the column."""
         _, depth = _unwrap_lists(kind)
         return self.shape if depth == len(self.shape) else (math.prod(self.shape),) * depth
@@ -323,7 +331,7 @@ class _Column(NamedTuple):
             self._require_all(result == numbers, numbers, count, f"of {result.dtype}")
         return result
 
-    def _require_no_null(self, array: Any, count: int) -> None:
+    def _require_no_null(self, array: pyarrow.Array, count: int) -> None:
         if array.null_count:
             row = self.first + int(np.flatnonzero(array.is_null().to_numpy(False))[0]) // count
             raise ObservationError(f"Column {self.name!r:.200} has no value in row {row}.")

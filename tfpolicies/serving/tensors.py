@@ -12,6 +12,7 @@ import numpy as np
 from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.finite import is_finite
 from tfpolicies.serving.texts import quote, require_short
+from tfpolicies.types import Json
 
 MOST_AXES = 32
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
@@ -67,7 +68,7 @@ def datatype_of(array: np.ndarray) -> str:
     return _DATATYPES[array.dtype]
 
 
-def dtype_of(name: str, datatype: Any) -> np.dtype[Any]:
+def dtype_of(name: str, datatype: Json) -> np.dtype[Any]:
     """Returns the dtype that a request names for an input.
 
     Raises:
@@ -98,7 +99,7 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def from_bytes(name: str, datatype: Any, shape: Any, data: bytes) -> np.ndarray:
+def from_bytes(name: str, datatype: Json, shape: Sequence[int] | Json, data: bytes) -> np.ndarray:
     """Returns an input given as bytes: numbers in rows, little-endian.
 
     Raises:
@@ -123,7 +124,7 @@ def _reshaped(name: str, array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarra
         ) from error
 
 
-def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
+def from_values(name: str, datatype: Json, shape: Sequence[int] | Json, data: Json) -> np.ndarray:
     """Returns an input given as a flat or nested list of values.
 
     Raises:

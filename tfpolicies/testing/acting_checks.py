@@ -14,6 +14,8 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.exploration.strategies import StochasticSampling
 from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.models.spaces import Leaf, batch_leaves, is_float_box, nest
+from tfpolicies.policy.policy import ActionBatch, Policy
+from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import (
     ROWS,
@@ -28,6 +30,7 @@ from tfpolicies.testing.subject import (
     same,
     with_masks,
 )
+from tfpolicies.types import Structure
 
 _DRAWS, _AT_ONCE = 10_000, 500
 _FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")
@@ -47,7 +50,7 @@ def outputs(subject: Subject) -> str:
     return ""
 
 
-def _check_form(subject: Subject, acted: Any, rows: int) -> None:
+def _check_form(subject: Subject, acted: ActionBatch, rows: int) -> None:
     named = flat(subject.leaves, acted, convert=False)
     called = f"compute_actions of {rows} rows"
     for leaf in subject.leaves:
@@ -109,7 +112,7 @@ def action_space(subject: Subject) -> str:
     return f"{count} actions"
 
 
-def _check_member(policy: Any, action: Any, source: str, explore: bool) -> None:
+def _check_member(policy: Policy, action: Structure, source: str, explore: bool) -> None:
     if not policy.action_space.contains(action):
         raise Broken(
             f"actions of {source}(explore={explore}) to be in {policy.action_space}",
@@ -267,7 +270,7 @@ def _first_choice(leaf: Leaf, subject: Subject) -> np.ndarray:
     return np.broadcast_to(np.asarray(start, np.int64).reshape(-1), cells)
 
 
-def _check_finite(subject: Subject, policy: Any, found: dict[str, np.ndarray]) -> None:
+def _check_finite(subject: Subject, policy: TFPolicy, found: dict[str, np.ndarray]) -> None:
     numbers = {n: x for n, x in found.items() if n in _FLOATS}
     if subject.is_tf:
         inputs, model = found["action_dist_inputs"], policy.model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfpolicies.errors import UsageError, near_matches
 from tfpolicies.policy.policy import Policy
@@ -122,7 +121,7 @@ def _result(name: str, subject: Subject) -> CheckResult:
         return CheckResult(name, FAILED, _unexpected(error))
 
 
-def _unexpected(error: Any) -> str:
+def _unexpected(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename}:{place.lineno} in {place.name}"
     return str(

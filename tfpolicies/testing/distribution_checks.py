@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.distribution import samples_by_itself
 from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions.action_distribution import ActionDistribution
 from tfpolicies.models.distributions.base import is_distribution
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import Subject, all_same, leaves_of
@@ -82,7 +83,7 @@ def distribution(subject: Subject) -> str:
     return ", ".join(notes)
 
 
-def _repeated(dist_class: Any, row: np.ndarray, draws: int) -> Any:
+def _repeated(dist_class: ActionDistribution, row: np.ndarray, draws: int) -> Any:
     return dist_class(tf.constant(np.repeat(row, draws, axis=0), tf.float32))
 
 
@@ -90,7 +91,7 @@ def _by_place(leaves: Sequence[Any]) -> dict[str, np.ndarray]:
     return {f"leaf {i}": np.asarray(x)[:1] for i, x in enumerate(leaves)}
 
 
-def _numbers(name: str, found: Any, draws: int) -> np.ndarray:
+def _numbers(name: str, found: tf.Tensor, draws: int) -> np.ndarray:
     """Returns what a method gave, if it is a number for each row."""
     numbers = np.asarray(found)
     if numbers.shape != (draws,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def _not_finite(found: str) -> Broken:
     )
 
 
-def _numbers(result: Any) -> dict[str, np.ndarray]:
+def _numbers(result: Mapping[str, Any]) -> dict[str, np.ndarray]:
     stats = result.get("learner_stats", {}) if isinstance(result, dict) else {}
     return {f"learner_stats/{name}": np.asarray(x) for name, x in stats.items()}
 

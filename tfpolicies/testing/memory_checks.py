@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.models.ports import ACTIONS, OBS, REWARDS, View
 from tfpolicies.models.spaces import nest
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.session import PolicySession
+from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.functions import ActInputs
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import Subject, all_same, by_leaf, env_actions
@@ -52,12 +54,12 @@ def memory(subject: Subject) -> str:
     return f"largest difference {worst:.1e}"
 
 
-def _states_of(session: Any) -> dict[str, np.ndarray]:
+def _states_of(session: PolicySession) -> dict[str, np.ndarray]:
     kept = session.memory.get_state()
     return {name.replace("_", "_out_"): x for name, x in kept.items() if name.startswith("state_")}
 
 
-def _check_reset(policy: Any, session: Any, obs: list[np.ndarray]) -> None:
+def _check_reset(policy: Policy, session: PolicySession, obs: list[np.ndarray]) -> None:
     """Checks that a reset of one environment leaves the others alone."""
     session.act(nest(policy.observation_space, obs), explore=False)
     before = _states_of(session)
@@ -70,7 +72,7 @@ def _check_reset(policy: Any, session: Any, obs: list[np.ndarray]) -> None:
 
 
 def _carried(
-    subject: Subject, policy: Any, steps: list[list[np.ndarray]], count: int
+    subject: Subject, policy: Policy, steps: list[list[np.ndarray]], count: int
 ) -> tuple[list[dict[str, np.ndarray]], list[list[np.ndarray]]]:
     """Acts greedily step by step with memory and views carried by hand.
 
@@ -105,7 +107,7 @@ def _viewed(view: View, known: list[list[np.ndarray]], t: int, count: int) -> It
 
 def _check_sequence(
     subject: Subject,
-    policy: Any,
+    policy: TFPolicy,
     steps: list[list[np.ndarray]],
     seen: list[list[np.ndarray]],
     by_hand: list[dict[str, np.ndarray]],

@@ -13,6 +13,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.inference import RUNTIMES
+from tfpolicies.program.program import Program
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import ROWS, Subject, act, all_same, leaves_of
@@ -93,7 +94,7 @@ def runtimes(subject: Subject) -> str:
     return ", ".join(notes)
 
 
-def _actor(program: Any, name: str) -> Any:
+def _actor(program: Program, name: str) -> Any:
     try:
         return program.inference.actor(name)
     except ConfigError as error:

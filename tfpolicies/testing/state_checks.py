@@ -14,6 +14,7 @@ from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, by_leaf
+from tfpolicies.types import Setting
 
 _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
 
@@ -118,7 +119,7 @@ def checkpoint(subject: Subject) -> str:
     return ""
 
 
-def _not_stored(config: Any) -> dict[str, Any]:
+def _not_stored(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that a file may not hold: models, and what has functions or classes."""
     given = config.get("model") or {}
     names = ("custom_model", "custom_action_dist")
@@ -127,7 +128,7 @@ def _not_stored(config: Any) -> dict[str, Any]:
     return {**found, "model": model} if model else found
 
 
-def _has_code(value: Any) -> bool:
+def _has_code(value: Setting) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_code, value.values()))
     return any(map(_has_code, value)) if isinstance(value, list | tuple) else callable(value)
@@ -140,7 +141,7 @@ def _move_on(subject: Subject, policy: Policy) -> None:
         policy.learn_on_batch(random_batch(policy, subject.rows, seed=subject.seed))
 
 
-def _equal_states(policy: Policy, wanted: Any, expected: str, advice: str) -> None:
+def _equal_states(policy: Policy, wanted: Mapping[str, Any], expected: str, advice: str) -> None:
     ours = arrays_in(policy.get_state())
     all_same(ours, arrays_in(wanted), expected, advice, tolerance=0.0)
 

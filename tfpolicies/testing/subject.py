@@ -24,6 +24,7 @@ from tfpolicies.models.spaces import (
 )
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.testing.report import Broken, NotApplicable
+from tfpolicies.types import Structure
 
 ROWS = 12  # of most batches that checks act on
 
@@ -136,7 +137,7 @@ def flat(
     return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
 
 
-def by_leaf(leaves: Sequence[Leaf], actions: Any) -> dict[str, np.ndarray]:
+def by_leaf(leaves: Sequence[Leaf], actions: Structure) -> dict[str, np.ndarray]:
     """Returns the leaves of nested actions by name, in the dtypes that they have."""
     return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
 
@@ -148,7 +149,7 @@ def env_actions(policy: Policy, own: Sequence[np.ndarray]) -> Any:
     return nest(policy.action_space, [np.stack(parts) for parts in zip(*rows, strict=True)])
 
 
-def leaves_of(value: Any) -> list[np.ndarray]:
+def leaves_of(value: Structure) -> list[np.ndarray]:
     """Returns the arrays of nested dicts and tuples, in order."""
     return [np.asarray(x) for x in iterate_leaves(value)]
 
@@ -196,7 +197,13 @@ def choices(leaves: Sequence[Leaf]) -> Iterator[int]:
 
 
 def same(
-    name: str, ours: Any, wanted: Any, expected: str, advice: str, *, tolerance: float = 1e-5
+    name: str,
+    ours: np.ndarray,
+    wanted: np.ndarray,
+    expected: str,
+    advice: str,
+    *,
+    tolerance: float = 1e-5,
 ) -> float:
     """Compares two arrays, relative to `max(1, |x|)` of each column; returns the difference.
 
@@ -248,7 +255,7 @@ def all_same(
     )
 
 
-def arrays_in(value: Any, path: str = "") -> dict[str, np.ndarray]:
+def arrays_in(value: Structure, path: str = "") -> dict[str, np.ndarray]:
     """Returns all numbers and arrays in nested dicts and sequences, by path.
 
     >>> arrays_in({"weights": {"a": np.ones(2)}, "steps": 3})
