@@ -50,15 +50,8 @@ def serve(args: argparse.Namespace) -> int:
             "pip install 'tfpolicies[serve]', or without TensorFlow pip install tfpolicies-serve"
         ) from error
     providers = tuple(find_providers(args.device))
-    limits = Limits(
-        args.max_batch,
-        args.max_sequences,
-        args.sequence_idle,
-        args.max_body,
-        args.threads,
-        args.max_seconds,
-        providers,
-    )
+    values = {name: value for name, value in vars(args).items() if name in Limits._fields}
+    limits = Limits(**values, providers=providers)
     if (args.tls_cert is None) != (args.tls_key is None):
         raise UsageError(
             "--tls-cert and --tls-key belong together: give a certificate and its private key."

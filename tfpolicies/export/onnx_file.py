@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import operator
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,32 +89,8 @@ def write_onnx(folder: Path, job: ExportJob, **entries: Any) -> Parity:
         content = onnx_model(function, serving.inputs[signature], serving.outputs, job.opset)
         (folder / name).write_bytes(content)
     parity = verify_onnx(folder, job.program, job.state)
-    write_onnx_spec(folder, job, serving, parity, ONNX_FILES, **entries)
+    write_spec(folder, "onnx", serving, parity, ONNX_FILES, opset=job.opset, **entries)
     return parity
-
-
-def write_onnx_spec(
-    folder: Path,
-    job: ExportJob,
-    serving: Serving,
-    parity: Parity,
-    files: Mapping[str, str],
-    **entries: Any,
-) -> None:
-    """Writes the `policy_spec.json` of ONNX files, with their checksums.
-
-    Args:
-        folder: where the files are.
-        job: what is exported.
-        serving: gives inputs and outputs.
-        parity: the result of the verification.
-        files: the file of each signature.
-        **entries: what else it says.
-    """
-    sha256 = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in files.values()}
-    packages = ("tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime")
-    own = {"artefact": "onnx", "files": files, "sha256": sha256, "opset": job.opset}
-    write_spec(folder, job.program, serving, parity, packages=packages, **own, **entries)
 
 
 def checked_opset(opset: int) -> int:

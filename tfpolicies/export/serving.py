@@ -67,11 +67,12 @@ class Serving:
     """A Program and the weights of one state as functions of named tensors.
 
     Args:
-        program: gives the functions.
+        program: likewise.
         state: its weights are copied.
         stepwise: whether a policy with a memory takes one step, `[B, ...]`, instead of sequences.
 
     Attributes:
+        program: gives the functions.
         module: owns the weights as variables.
         signatures: the concrete function of each signature.
         inputs: the ports of each signature, observations first.
@@ -82,7 +83,7 @@ class Serving:
     """
 
     def __init__(self, program: Program, state: PolicyState, *, stepwise: bool = False) -> None:
-        self._program = program
+        self.program = program
         self._sequences = program.ports.is_recurrent and not stepwise
         self.module = tf.Module(name="policy")
         self.module.weights = [
@@ -105,8 +106,8 @@ class Serving:
         return function.get_concrete_function(**{port.name: port.tensor_spec for port in ports})
 
     def _serve(self, **given: tf.Tensor) -> dict[str, tf.Tensor]:
-        outputs = self._program.act_layout.flatten(self._act(given))
-        found = served_outputs(self._program, outputs)
+        outputs = self.program.act_layout.flatten(self._act(given))
+        found = served_outputs(self.program, outputs)
         leading = tf.shape(given[self.inputs[GREEDY][0].name])[:2]
         for port in self.outputs:
             x = found[port.name]
@@ -120,7 +121,7 @@ class Serving:
 
     def as_callable(self) -> Any:
         """Returns `serving_default` as a traced function `f(obs, *others)` of positions."""
-        greedy, ports = self.signatures[GREEDY], self._program.ports
+        greedy, ports = self.signatures[GREEDY], self.program.ports
         specs = {port.name: port.tensor_spec for port in self.inputs[GREEDY]}
 
         def call(obs: TensorStructure, *others: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -133,7 +134,7 @@ class Serving:
         return function
 
     def _act(self, given: dict[str, tf.Tensor]) -> ActOutputs:
-        ports = self._program.ports
+        ports = self.program.ports
         weights = [variable.read_value() for variable in self.module.weights]
         first = given[ports.all[0].name]
         steps: Any = 1
@@ -149,13 +150,22 @@ class Serving:
         if noise is None:
             noise = tf.zeros([tf.shape(inputs[0])[0], self.explorer.noise_size], tf.float32)
         params = tf.zeros([self.explorer.num_params], tf.float32)
-        return self._program.functions.act(
+        return self.program.functions.act(
             weights,
             ActInputs(inputs, noise, params),
             seq_lens=given.get(SEQ_LENS),
             time_steps=steps,
             explorer=self.explorer,
         )
+
+
+def protocol_datatype(dtype: np.dtype) -> str:
+    """Returns the name of a dtype in the Open Inference Protocol.
+
+    >>> protocol_datatype(np.dtype("float32")), protocol_datatype(np.dtype("uint8"))
+    ('FP32', 'UINT8')
+    """
+    return dtype.name.upper().replace("FLOAT", "FP")
 
 
 def serving_explorer(program: Program) -> Any:

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import grpc
 import numpy as np
 from google.protobuf.message import DecodeError, Message
-from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from tfpolicies.errors import RequestError
@@ -173,22 +172,24 @@ class Rpc(grpc.GenericRpcHandler):
         await stopping
 
     def _methods(self) -> list[Method]:
-        others = [
-            ("ServerLive", self.say_live),
-            ("ServerReady", self.say_ready),
-            ("ServerMetadata", self.describe_server),
-            ("ModelReady", self.say_model_ready),
-            ("ModelMetadata", self.describe_model),
-            ("ModelConfig", self.describe_config),
-            ("RepositoryIndex", self.list_models),
-            ("RepositoryModelLoad", self.load),
-            ("RepositoryModelUnload", self.unload),
+        find = self._repository.find
+        facts: dict[str, Callable[[Any], dict[str, Any]]] = {
+            "ServerLive": lambda request: {"live": True},
+            "ServerReady": lambda request: {"ready": self._repository.is_ready},
+            "ServerMetadata": lambda request: SERVER,
+            "ModelReady": self._is_model_ready,
+            "ModelMetadata": lambda request: find(request.name, request.version).metadata(),
+            "ModelConfig": lambda request: {"config": find(request.name, request.version).config()},
+            "RepositoryIndex": lambda request: {
+                "models": self._repository.index(ready=request.ready)
+            },
+        }
+        return [
+            Method("ModelInfer", self.infer, _parse_infer),
+            *(_plain_method(name, partial(_say, name, each)) for name, each in facts.items()),
+            _plain_method("RepositoryModelLoad", self.load),
+            _plain_method("RepositoryModelUnload", self.unload),
         ]
-        plain = [
-            Method(name, answer, partial(_parse, getattr(pb, f"{name}Request")))
-            for name, answer in others
-        ]
-        return [Method("ModelInfer", self.infer, _parse_infer), *plain]
 
     async def _handle(
         self, method: Method, messages: Any, context: grpc.aio.ServicerContext
@@ -219,10 +220,9 @@ class Rpc(grpc.GenericRpcHandler):
             raise
         finally:
             if self._record is not None:
-                path, client = f"/{SERVICE}/{method.name}", _address(context.peer())
-                seconds, now = time.perf_counter() - began, time.time()
-                sent = "grpc", client, method.name, path, model
-                self._record(AnsweredRequest(*sent, status, seconds, size, now))
+                path, seconds = f"/{SERVICE}/{method.name}", time.perf_counter() - began
+                sent = "grpc", _address(context.peer()), method.name, path, model
+                self._record(AnsweredRequest(*sent, status, seconds, size, time.time()))
 
     async def _parse(self, method: Method, content: bytes) -> Any:
         """Returns a request; large ones are parsed in another thread."""
@@ -234,51 +234,19 @@ class Rpc(grpc.GenericRpcHandler):
     async def infer(self, parsed: tuple[Any, Call | RequestError]) -> Any:
         """Answers a request for actions."""
         request, call = parsed
-        name, metrics = request.model_name, self._repository.metrics
+        name = request.model_name
         model = self._repository[name]
-        with metrics.measure(name, "grpc", gone=asyncio.CancelledError):
+        with self._repository.metrics.measure(name, "grpc", gone=asyncio.CancelledError):
             if isinstance(call, RequestError):
                 raise call
             answer = await model.infer(call)
         return _response(name, request.id, answer)
 
-    async def say_live(self, request: pb.ServerLiveRequest) -> Any:
-        """Says that the server runs."""
-        return pb.ServerLiveResponse(live=True)
-
-    async def say_ready(self, request: pb.ServerReadyRequest) -> Any:
-        """Says whether all models answer, and will do so for a while."""
-        return pb.ServerReadyResponse(ready=self._repository.is_ready)
-
-    async def describe_server(self, request: pb.ServerMetadataRequest) -> Any:
-        """Says what this server is."""
-        return pb.ServerMetadataResponse(**SERVER)
-
-    async def say_model_ready(self, request: pb.ModelReadyRequest) -> Any:
-        """Says whether a model answers."""
+    def _is_model_ready(self, request: pb.ModelReadyRequest) -> dict[str, Any]:
         model = self._repository[request.name]
         if model.is_ready:
             model.require_version(request.version)
-        return pb.ModelReadyResponse(ready=model.is_ready)
-
-    async def describe_model(self, request: pb.ModelMetadataRequest) -> Any:
-        """Says what a model takes and gives."""
-        return pb.ModelMetadataResponse(**self._find_model(request).metadata())
-
-    async def describe_config(self, request: pb.ModelConfigRequest) -> Any:
-        """Says how a model is served."""
-        config = self._find_model(request).config()
-        return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig(**config))
-
-    def _find_model(self, request: pb.ModelMetadataRequest | pb.ModelConfigRequest) -> Any:
-        model = self._repository[request.name]
-        model.require_version(request.version)
-        return model
-
-    async def list_models(self, request: pb.RepositoryIndexRequest) -> Any:
-        """Says what models there are."""
-        found = self._repository.index(ready=request.ready)
-        return pb.RepositoryIndexResponse(models=found)
+        return {"ready": model.is_ready}
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         """Loads what is in a model's folder now."""
@@ -291,6 +259,16 @@ class Rpc(grpc.GenericRpcHandler):
         self._access.require_control()
         self._repository[request.model_name].unload()
         return pb.RepositoryModelUnloadResponse()
+
+
+def _plain_method(name: str, answer: Callable[[Any], Awaitable[Message]]) -> Method:
+    """Returns a method whose requests need no more than being parsed."""
+    return Method(name, answer, partial(_parse, getattr(pb, f"{name}Request")))
+
+
+async def _say(name: str, get_facts: Callable[[Any], dict[str, Any]], request: Message) -> Message:
+    """Answers a method by facts, which are the fields of its response."""
+    return getattr(pb, f"{name}Response")(**get_facts(request))
 
 
 def _authorization(context: grpc.aio.ServicerContext) -> bytes:

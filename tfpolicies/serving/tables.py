@@ -118,14 +118,9 @@ class _Input(NamedTuple):
     names: Sequence[str]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one row."""
-        return _row_shape(self.port)
-
-    @property
     def column_shape(self) -> tuple[int, ...]:
         """Of one row of each column."""
-        return self.shape if len(self.names) == 1 else ()
+        return self.port.row_shape if len(self.names) == 1 else ()
 
     def read(self, batch: pyarrow.RecordBatch, first: int) -> np.ndarray:
         """Returns the input `[rows, ...]` for a batch whose first row has the number `first`.
@@ -136,7 +131,7 @@ class _Input(NamedTuple):
         parts = [
             _Column(name, self.port, self.column_shape, first).read(batch) for name in self.names
         ]
-        return np.stack(parts, axis=1).reshape(batch.num_rows, *self.shape)
+        return np.stack(parts, axis=1).reshape(batch.num_rows, *self.port.row_shape)
 
 
 class _Table(NamedTuple):
@@ -149,11 +144,11 @@ class _Table(NamedTuple):
         names = [port.name for port in ports] if columns is None else columns
         if len(names) == len(ports):
             inputs = [_Input(port, [name]) for port, name in zip(ports, names, strict=True)]
-        elif len(ports) == 1 and len(names) == math.prod(_row_shape(ports[0])):
+        elif len(ports) == 1 and len(names) == math.prod(ports[0].row_shape):
             inputs = [_Input(ports[0], names)]
         else:
             counts = [f"{len(ports)}, for {', '.join(map(str, ports))}"]
-            counts += [f"{math.prod(_row_shape(port))}, one for each number" for port in ports[:1]]
+            counts += [f"{math.prod(port.row_shape)}, one for each number" for port in ports[:1]]
             raise UsageError(
                 f"The number of columns must be {' or '.join(counts[: 3 - len(ports)])}, got "
                 f"{len(names)}: {show_value([*names])}."
@@ -200,7 +195,7 @@ def _batches(
 ) -> Iterator[Any]:
     """Yields batches of the columns that are read or written."""
     if rows is None:
-        size = sum(math.prod(each.shape) * each.port.dtype.itemsize for each in inputs)
+        size = sum(math.prod(each.port.row_shape) * each.port.dtype.itemsize for each in inputs)
         rows = max(1, min(_BATCH_BYTES // max(1, size), _MOST_ROWS))
     names = {*kept, *(name for each in inputs for name in each.names)}
     return iter(source.iter_batches(rows, columns=sorted(names)))
@@ -226,17 +221,13 @@ def _act(
         raise ExportError(f"{error} Give it fewer rows at once by --batch.") from error
 
 
-def _row_shape(port: Port) -> tuple[int, ...]:
-    return tuple(size for size in port.shape if not isinstance(size, str))
-
-
 def _action_fields(policy: OnnxPolicy) -> list[Any]:
     """Returns the columns of actions: a number in each row, or a list of an array's numbers."""
     import pyarrow
 
     fields = []
     for port in map(Port.of, policy.actions):
-        shape, of_numbers = _row_shape(port), pyarrow.from_numpy_dtype(port.dtype)
+        shape, of_numbers = port.row_shape, pyarrow.from_numpy_dtype(port.dtype)
         name = port.name.replace("actions", "action", 1)
         column = pyarrow.list_(of_numbers, math.prod(shape)) if shape else of_numbers
         fields.append(pyarrow.field(name, column))
@@ -272,20 +263,12 @@ def _require_type(name: str, kind: pyarrow.DataType, shape: tuple[int, ...]) -> 
 
 def _unwrap_lists(kind: pyarrow.DataType) -> tuple[Any, int]:
     """Returns the type of the elements in lists of lists, and how deep these are; 0: none."""
-    inner, depth = _without_extension(kind), 0
-    while _is_list(inner):
-        inner, depth = _without_extension(inner.value_type), depth + 1
-    return inner, depth
-
-
-def _without_extension(kind: pyarrow.DataType) -> Any:
-    return getattr(kind, "storage_type", kind)
-
-
-def _is_list(kind: pyarrow.DataType) -> bool:
     from pyarrow import types
 
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    inner, depth = getattr(kind, "storage_type", kind), 0
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        inner, depth = getattr(inner.value_type, "storage_type", inner.value_type), depth + 1
+    return inner, depth
 
 
 class _Column(NamedTuple):

@@ -43,6 +43,11 @@ class Port(NamedTuple):
         return _DATATYPES[self.dtype]
 
     @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Its shape without free sizes: that of one row."""
+        return tuple(size for size in self.shape if not isinstance(size, str))
+
+    @property
     def sizes(self) -> list[int]:
         """Its shape in the protocol, where -1 is a free size."""
         return [-1 if isinstance(size, str) else size for size in self.shape]

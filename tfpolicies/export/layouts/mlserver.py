@@ -14,7 +14,13 @@ from typing import Any
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.onnx_file import onnx_staging, write_onnx
 from tfpolicies.export.result import SPEC_FILE, ExportResult
-from tfpolicies.export.serving import GREEDY, ServingPort, input_ports, output_ports
+from tfpolicies.export.serving import (
+    GREEDY,
+    ServingPort,
+    input_ports,
+    output_ports,
+    protocol_datatype,
+)
 from tfpolicies.export.staging import place_files
 from tfpolicies.export.verify import ONNX_FILES
 from tfpolicies.program.program import Program
@@ -71,5 +77,4 @@ _BATCHING = {"max_batch_size": MAX_BATCH_SIZE, "max_batch_time": MAX_BATCH_SECON
 def _metadata(port: ServingPort) -> dict[str, Any]:
     """Returns what the Open Inference Protocol says of a tensor."""
     shape = [*[-1] * port.axes, *port.port.shape]
-    datatype = port.port.dtype.name.upper().replace("FLOAT", "FP")
-    return {"name": port.name, "datatype": datatype, "shape": shape}
+    return {"name": port.name, "datatype": protocol_datatype(port.port.dtype), "shape": shape}
