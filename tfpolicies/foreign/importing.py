@@ -97,7 +97,7 @@ def import_policy(
     if providers is not None:
         _require_providers(providers)
     model, spec = _opened(path, signature, model_work_limit, providers)
-    if providers is not None and not _is_onnx_file(model):
+    if providers is not None and not model.takes_providers:
         raise UsageError(f"providers={list(providers)!r:.200} are for ONNX files; leave them out.")
     wiring: Wiring | None = None
     if spec is not None:
@@ -164,12 +164,6 @@ def _opened(
     is_of_file = spec is not None and file.name in spec.get("files", {}).values()
     is_limited = math.isfinite(model_work_limit)
     return OnnxFile(file, is_limited, providers), spec if is_of_file else None
-
-
-def _is_onnx_file(model: ForeignModel) -> bool:
-    from tfpolicies.foreign.onnx_file import OnnxFile
-
-    return isinstance(model, OnnxFile)
 
 
 def _require_providers(providers: Sequence[str]) -> None:

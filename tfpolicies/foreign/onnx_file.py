@@ -39,6 +39,8 @@ class OnnxFile(ForeignModel):
             weights in files that are not beside it, or takes too much.
     """
 
+    takes_providers = True
+
     def __init__(
         self, path: Path, limited: bool = True, providers: Sequence[str] | None = None
     ) -> None:

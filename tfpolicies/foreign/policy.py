@@ -99,12 +99,13 @@ class ImportedPolicy(Policy):
         if wiring.has_time:
             given = {name: x[:, None] for name, x in given.items()}
         given |= dict(zip(wiring.memory_in, memory, strict=True))
-        given |= {name: self._constant(name, rows) for name in wiring.constants}
+        given |= {name: np.full(rows, value) for name, value in wiring.constants.items()}
         feed = {name: np.asarray(x, self._dtypes[name]) for name, x in given.items()}
         found = self._model.in_rows(feed, rows)
         self._require_rows(found, rows)
         after = [found[name] for name in wiring.memory_out]
-        extras = {name: self._row(found[output], rows) for name, output in wiring.extras.items()}
+        outputs = {name: found[output] for name, output in wiring.extras.items()}
+        extras = {name: x[:, 0] if wiring.has_time else x for name, x in outputs.items()}
         explore = bool(self.config.get("explore")) if explore is None else explore
         chosen = nest(self.action_space, self._chosen(found, rows, explore))
         return ActionBatch(chosen, after, extras)
@@ -142,9 +143,6 @@ class ImportedPolicy(Policy):
             "model={'custom_model': ...} to a policy of this package."
         )
 
-    def _constant(self, name: str, rows: int) -> np.ndarray:
-        return np.full(rows, self._wiring.constants[name], self._dtypes[name])
-
     def _before(
         self, actions: Structure | None, rewards: Sequence[float] | np.ndarray | None, rows: int
     ) -> dict[str, np.ndarray]:
@@ -181,9 +179,6 @@ class ImportedPolicy(Policy):
                     f"{self._model.source} does not do what it says: its output {name!r} has the "
                     f"shape {list(shape)} for {rows} rows. Save it again."
                 )
-
-    def _row(self, output: np.ndarray, rows: int) -> np.ndarray:
-        return output[:, 0] if self._wiring.has_time else output
 
     def _chosen(
         self, found: Mapping[str, np.ndarray], rows: int, explore: bool

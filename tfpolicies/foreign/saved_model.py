@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,10 @@ class SavedModelFunction(ForeignModel):
             ) from error
         try:
             self._function = self._found(signature)
-            self._read_interface()
+            self._structure = self._function.structured_input_signature
+            self._leaves = [*_paths(self._structure_of_names())]
+            self.inputs = _sockets(self._leaves)
+            self.outputs = _sockets(_paths(self._function.structured_outputs))
         except ModelImportError:
             raise
         except Exception as error:
@@ -79,17 +82,6 @@ class SavedModelFunction(ForeignModel):
                 f"{self.source} was refused: what it has as a signature is no function of tensors "
                 f"({error!s:.200}). Save it again with TensorFlow 2."
             ) from error
-
-    def _read_interface(self) -> None:
-        """Reads which tensors the function takes and gives."""
-        self._structure = self._function.structured_input_signature
-        self._leaves = [*_paths(self._structure_of_names())]
-        self.inputs = [_socket(*each) for each in self._leaves if _is_tensor(each[1])]
-        self.outputs = [
-            _socket(*each)
-            for each in _paths(self._function.structured_outputs)
-            if _is_tensor(each[1])
-        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Is loaded anew, from the same folder, in another process."""
@@ -231,6 +223,11 @@ def _is_tensor(leaf: TensorStructure) -> bool:
     return isinstance(leaf, tf.TensorSpec | tf.Tensor)
 
 
-def _socket(name: str, spec: tf.TensorSpec | tf.Tensor) -> Socket:
-    shape = spec.shape.as_list() if spec.shape.rank is not None else [None]
-    return Socket(name, tuple(shape), np.dtype(spec.dtype.as_numpy_dtype))
+def _sockets(leaves: Iterable[tuple[str, Any]]) -> list[Socket]:
+    """Returns the tensors among the leaves of a structure."""
+    sockets = []
+    for name, spec in leaves:
+        if _is_tensor(spec):
+            shape = spec.shape.as_list() if spec.shape.rank is not None else [None]
+            sockets.append(Socket(name, tuple(shape), np.dtype(spec.dtype.as_numpy_dtype)))
+    return sockets

@@ -27,6 +27,7 @@ from tfpolicies.testing.subject import (
     env_actions,
     flat,
     random_masks,
+    require_finite,
     same,
     with_masks,
 )
@@ -80,31 +81,29 @@ def _check_form(subject: Subject, acted: ActionBatch, rows: int) -> None:
                 f"{array.dtype}{list(array.shape)}",
                 "Convert it before returning it; leave out what does not belong to a row.",
             )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise Broken(
-                f"{called} to give finite numbers in {name}",
-                f"{array[~np.isfinite(array)][0]}",
-                "Look for a division by zero, a logarithm of 0 or weights that are not finite.",
-            )
+        require_finite(
+            {name: array},
+            f"{called} to give finite numbers in {{name}}",
+            "Look for a division by zero, a logarithm of 0 or weights that are not finite.",
+        )
 
 
 def action_space(subject: Subject) -> str:
     """Actions lie in the action space: exploring and greedy, also at extreme observations."""
     policy, rng = subject.twin(), subject.rng()
     batches = [subject.inputs(4 * ROWS, rng), _extremes(subject, rng)]
-    clip = None
-    if subject.is_tf and not (policy.config["normalize_actions"] or policy.config["clip_actions"]):
-        clip = True  # the config leaves the bounds to the environment
+    has_bounds = not subject.is_tf
+    has_bounds = has_bounds or policy.config["normalize_actions"] or policy.config["clip_actions"]
+    bounds = {} if has_bounds else {"clip": True}  # the config leaves them to the environment
     count = 0
     for inputs in batches:
         for explore in (True, False):
             acted = act(policy, subject.ports, inputs, explore)
             found = batch_leaves(subject.leaves, acted.actions, "actions")
-            bounds = {} if clip is None else {"clip": clip}
             for own in unbatched(nest(policy.action_space, found)):
                 _check_member(policy, policy.env_action(own, **bounds), "env_action", explore)
                 count += 1
-            if clip is None:
+            if has_bounds:
                 obs, seen, states = subject.ports.split(inputs)
                 for_env, _ = policy.driver.acting.act(obs, seen, states, explore=explore)
                 for member in unbatched(for_env):
@@ -280,11 +279,9 @@ def _check_finite(subject: Subject, policy: TFPolicy, found: dict[str, np.ndarra
             numbers["entropy"] = distribution.entropy().numpy()
             numbers["KL to itself"] = distribution.kl(distribution).numpy()
             numbers["KL to another row's mask"] = distribution.kl(shifted).numpy()
-    for name, array in numbers.items():
-        if not np.isfinite(array).all():
-            raise Broken(
-                f"{name} to be finite under any mask that allows something",
-                f"{array[~np.isfinite(array)][0]}",
-                "Mask with a large finite negative logit (`tfpolicies.models.distributions."
-                "MASKED_LOGIT`), not with -inf.",
-            )
+    require_finite(
+        numbers,
+        "{name} to be finite under any mask that allows something",
+        "Mask with a large finite negative logit (`tfpolicies.models.distributions.MASKED_LOGIT`), "
+        "not with -inf.",
+    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -37,7 +34,9 @@ def learning(subject: Subject) -> str:
             "Check that the loss depends on the weights, that the learning rate is not 0, and "
             "that gradients reach the variables.",
         )
-    for name, array in {**after, **_numbers(result)}.items():
+    stats = result.get("learner_stats", {}) if isinstance(result, dict) else {}
+    numbers = {f"learner_stats/{name}": np.asarray(x) for name, x in stats.items()}
+    for name, array in {**after, **numbers}.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _not_finite(f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}")
     advice = "Let nothing but the state and the batch decide an update: seed what is random."
@@ -59,11 +58,6 @@ def _not_finite(found: str) -> Broken:
         "Look for a logarithm of 0, a division by 0 or an exponential of something large in the "
         "loss; lower lr or set grad_clip.",
     )
-
-
-def _numbers(result: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    stats = result.get("learner_stats", {}) if isinstance(result, dict) else {}
-    return {f"learner_stats/{name}": np.asarray(x) for name, x in stats.items()}
 
 
 def gradients(subject: Subject) -> str:

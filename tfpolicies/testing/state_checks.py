@@ -12,6 +12,7 @@ import numpy as np
 
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
+from tfpolicies.storage.json_values import parts_in
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, by_leaf
 from tfpolicies.types import Setting
@@ -129,9 +130,7 @@ def _not_stored(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_code(value: Setting) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_code, value.values()))
-    return any(map(_has_code, value)) if isinstance(value, list | tuple) else callable(value)
+    return any(callable(part) for _, part in parts_in(value, ""))
 
 
 def _move_on(subject: Subject, policy: Policy) -> None:
@@ -165,12 +164,10 @@ def _go_on_alike(subject: Subject, policy: Policy, twin: Policy, who: str, advic
 def untouched(subject: Subject) -> str:
     """All checks left the policy as it was: weights, optimizer, generator and counters."""
     now = arrays_in(subject.original.get_state())
-    all_same(
-        now,
-        arrays_in(subject.state),
-        "a policy to change only when it acts or learns itself",
+    expected = "a policy to change only when it acts or learns itself"
+    advice = (
         "Something of this policy is shared with its twins: keep nothing mutable on the class or "
-        "in a module.",
-        tolerance=0.0,
+        "in a module."
     )
+    all_same(now, arrays_in(subject.state), expected, advice, tolerance=0.0)
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -232,6 +232,23 @@ def same(
         values = f"{ours[place]!s} and {wanted[place]!s}"
         raise Broken(expected, f"{name}[{at}] is {values}", advice)
     return worst
+
+
+def require_finite(arrays: Mapping[str, np.ndarray], expected: str, advice: str) -> None:
+    """Checks that arrays of real numbers have neither NaN nor infinity.
+
+    Args:
+        arrays: by name.
+        expected: what the contract asks for, with "{name}" for the name.
+        advice: the next step.
+
+    Raises:
+        Broken: naming the first number that is not finite.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            got = f"{array[~np.isfinite(array)][0]}"
+            raise Broken(expected.format(name=name), got, advice)
 
 
 def all_same(
