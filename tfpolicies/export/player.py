@@ -254,14 +254,11 @@ class OnnxPolicy:
         That is the memory, and the last steps of what the policy looks back on, `[rows, steps,
         ...]` each, the newest one last.
         """
-        found = {x["name"]: np.zeros((rows, *_row_shape(x)), x["dtype"]) for x in self._memory}
-        depths: dict[str, int] = {}
-        for seen in self._seen:
-            depths[seen.source] = max(depths.get(seen.source, 0), -min(seen.shifts))
-        for seen in self._seen:
-            shape = (rows, depths[seen.source], *seen.shape)
-            found[seen.source] = np.zeros(shape, seen.dtype)
-        return found
+        carried = {x["name"]: np.zeros((rows, *_row_shape(x)), x["dtype"]) for x in self._memory}
+        for seen in sorted(self._seen, key=lambda seen: -min(seen.shifts)):  # the deepest last
+            shape = (rows, -min(seen.shifts), *seen.shape)
+            carried[seen.source] = np.zeros(shape, seen.dtype)
+        return carried
 
     def after(
         self,
@@ -700,14 +697,10 @@ _KEPT: dict[str, dict[int, str]] = {
     "node": {1: "", 2: "", 3: "", 4: "", 5: "attribute", 7: ""},
     "attribute": {
         **dict.fromkeys((1, 2, 3, 4, 7, 8, 9, 20), ""),
-        5: "tensor",
-        6: "graph",
-        10: "tensor",
-        11: "graph",
-        14: "type",
-        15: "type",
-        22: "sparse",
-        23: "sparse",
+        **dict.fromkeys((5, 10), "tensor"),
+        **dict.fromkeys((6, 11), "graph"),
+        **dict.fromkeys((14, 15), "type"),
+        **dict.fromkeys((22, 23), "sparse"),
     },
     "tensor": dict.fromkeys((1, 2, 4, 5, 7, 8, 9, 10, 11), ""),
     "sparse": {1: "tensor", 2: "tensor", 3: ""},
@@ -723,12 +716,18 @@ _KEPT: dict[str, dict[int, str]] = {
 `quantization_annotation`, `metadata_props`, texts for readers and unknown fields are left out.
 """
 
+
+def _other_domain(content: memoryview) -> str:
+    if content in _DOMAINS:
+        return ""
+    return f"has operators of {bytes(content[:100]).decode(errors='replace')!r}"
+
+
 _REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
     ("model", 20): lambda content: "has a part for training",
     ("model", 25): lambda content: "has functions",
     ("attribute", 21): lambda content: "has functions",
-    ("opset", 1): lambda content: _other_domain(content),
-    ("node", 7): lambda content: _other_domain(content),
+    **dict.fromkeys([("opset", 1), ("node", 7)], _other_domain),
     ("node", 4): lambda content: _TEXTS if bytes(content[:6]) == b"String" else "",
     ("attribute", 1): lambda content: _TEXTS if b"string" in bytes(content) else "",
     ("tensor", 2): lambda content: _TEXTS if _varint(content, 0)[0] == _TEXT else "",
@@ -748,12 +747,6 @@ _NAMED |= {("node", field) for field in (1, 2, 3, 4)}
 _TEXTS = "has tensors of texts"  # whose memory ONNX Runtime does not count
 _TEXT = 8  # their number in `TensorProto.DataType`
 _MOST_PARTS, _MOST_NODES, _DEEPEST = 200_000, 10_000, 60
-
-
-def _other_domain(content: memoryview) -> str:
-    if content in _DOMAINS:
-        return ""
-    return f"has operators of {bytes(content[:100]).decode(errors='replace')!r}"
 
 
 class _Rebuilding:
@@ -794,13 +787,13 @@ class _Rebuilding:
                 if wire != 2:
                     raise IndexError
                 content = memoryview(self.copy(inside, content, depth + 1))
-            result += _as_varint(field << 3 | wire)
+            result += encode_varint(field << 3 | wire)
             if wire == 2:
-                result += _as_varint(len(content))
+                result += encode_varint(len(content))
             result += content
         if self._read_external and external:
             weights = self._read_external(external)
-            result += _as_varint(_RAW_DATA << 3 | 2) + _as_varint(len(weights)) + weights
+            result += encode_varint(_RAW_DATA << 3 | 2) + encode_varint(len(weights)) + weights
         return result
 
 
@@ -898,7 +891,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
     raise IndexError
 
 
-def _as_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Returns a number that is not negative as `_varint` reads it, in as few bytes as possible."""
     digits = bytearray()
     while value > 127:
@@ -1373,11 +1366,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     returns, steps = played.returns, sum(played.lengths)
     mean, std = float(np.mean(returns)), float(np.std(returns))
     if options.json:
+        asked = {name: getattr(options, name) for name in ("env", "episodes", "seed", "sample")}
         report = {
-            "env": options.env,
-            "episodes": options.episodes,
-            "seed": options.seed,
-            "sample": options.sample,
+            **asked,
             "model": policy.file.name,
             "mean_return": mean,
             "std_return": std,

@@ -96,14 +96,13 @@ class Serving:
         self.inputs[SAMPLE] = [*self.inputs[GREEDY], ServingPort(noise, 1 + self._sequences)]
         self.outputs = output_ports(program, stepwise=stepwise)
         with program.lock:
-            self.signatures = {name: self._traced(name) for name in self.inputs}
+            serve = tf.function(self._serve, autograph=False)
+            self.signatures = {
+                name: serve.get_concrete_function(**{port.name: port.tensor_spec for port in ports})
+                for name, ports in self.inputs.items()
+            }
         for name, function in self.signatures.items():
             _refuse_python(name, function.graph)
-
-    def _traced(self, signature: str) -> Any:
-        ports = self.inputs[signature]
-        function = tf.function(self._serve, autograph=False)
-        return function.get_concrete_function(**{port.name: port.tensor_spec for port in ports})
 
     def _serve(self, **given: tf.Tensor) -> dict[str, tf.Tensor]:
         outputs = self.program.act_layout.flatten(self._act(given))
