@@ -85,14 +85,7 @@ def export(args: argparse.Namespace) -> int:
     WebPage.wanted(args.web, args.ort_web)  # before it takes time
     checkpoint = find_checkpoint(args.source, best=args.best)
     target = resolve_path(args.to)
-    policy = load_policy(
-        checkpoint,
-        console,
-        model=args.model,
-        algo=args.algo,
-        policy_id=args.policy,
-        model_work_limit=args.model_work_limit,
-    )
+    policy = load_policy(checkpoint, console, args, policy_id=args.policy)
     both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     exported = export_policy(
         policy,

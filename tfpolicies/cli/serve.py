@@ -202,8 +202,7 @@ def _require_served(path: Path, spec: Path) -> None:
     Raises:
         ExportError: naming what it is, and the command that writes what is served.
     """
-    kind = _unserved(spec)
-    if kind is not None:
+    if (kind := _unserved(spec)) is not None:
         raise ExportError(
             f"{shown(path)} holds {kind}, but serve takes ONNX. Export the run once more: "
             "`tfpolicies export RUN --to DIR --onnx`."

@@ -343,14 +343,13 @@ class TrainSettings:
         Raises:
             UsageError: if one of them cannot be imported.
         """
-        found = {name: getattr(self, name) for name in IMPORTED}
-        made = {name: imported(name, text) for name, text in found.items() if text is not None}
-        given = {name: made[name] for name in ("callbacks",) if name in made}
-        if "model" in made:
-            given["model"] = {"custom_model": made["model"]}
-        if "policy_mapping" in made:
-            given["policy_mapping_fn"] = made["policy_mapping"]
-        return given
+        paths = {name: getattr(self, name) for name in IMPORTED}
+        objects = {name: imported(name, path) for name, path in paths.items() if path is not None}
+        if "model" in objects:
+            objects["model"] = {"custom_model": objects["model"]}
+        if "policy_mapping" in objects:
+            objects["policy_mapping_fn"] = objects.pop("policy_mapping")
+        return objects
 
 
 WORDS: dict[str, Word] = {

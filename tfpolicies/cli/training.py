@@ -363,7 +363,7 @@ def _ship(job: Job, reason: str) -> Shipped:
         return Shipped({}, {})
     policy = algorithm.get_policy()
     if reason != TARGET and settings.keep_best and run.best.exists():
-        policy = load_policy(run.best, job.console, model=settings.model, algo=settings.algo)
+        policy = load_policy(run.best, job.console, settings)
     shipped = export_policy(policy, run.export, job.console, onnx=True, saved_model=True)
     if not settings.play:
         return shipped

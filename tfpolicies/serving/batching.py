@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -58,30 +58,7 @@ LONG = Cost(call=float("inf"), row=0.0)
 """The cost of what may take any time, as whole sequences do."""
 
 
-class Rows(Mapping[str, np.ndarray]):
-    """The rows of a batch that answer one caller, by the names of the outputs.
-
-    Args:
-        outputs: of the batch, `[B, ...]`.
-        part: which of its rows.
-    """
-
-    __slots__ = ("_outputs", "_part")
-
-    def __init__(self, outputs: Arrays, part: slice) -> None:
-        self._outputs, self._part = outputs, part
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._outputs[name][self._part]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._outputs)
-
-    def __len__(self) -> int:
-        return len(self._outputs)
-
-
-class _Uncancellable(asyncio.Future[Rows]):
+class _Uncancellable(asyncio.Future[Arrays]):
     """A future that cannot be cancelled; whoever awaits it is cancelled once it is done."""
 
     def cancel(self, msg: object = None) -> bool:
@@ -92,7 +69,7 @@ class _Job(NamedTuple):
     feed: Arrays
     kind: tuple[Any, ...]
     rows: int
-    answer: asyncio.Future[Rows]
+    answer: asyncio.Future[Arrays]
 
 
 class Batcher:
@@ -126,13 +103,13 @@ class Batcher:
         seconds: float = 60.0,
     ) -> None:
         self._limit, self._seconds = limit, seconds
-        self._future = asyncio.Future[Rows] if cancellable else _Uncancellable
+        self._future = asyncio.Future[Arrays] if cancellable else _Uncancellable
         self._infer, self._executor, self._cost = infer, executor, cost
         self._max_rows, self._note = max_rows, note
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
 
-    def run(self, feed: Arrays) -> asyncio.Future[Rows]:
+    def run(self, feed: Arrays) -> asyncio.Future[Arrays]:
         """Returns a future of the outputs for these inputs."""
         answer = self._future()
         kind = tuple([x.shape[1:] for x in feed.values()])
@@ -201,7 +178,8 @@ class Batcher:
             if job.answer.done():  # its caller has gone
                 pass
             elif not isinstance(outputs, Exception):
-                job.answer.set_result(Rows(outputs, slice(start, start + job.rows)))
+                part = slice(start, start + job.rows)
+                job.answer.set_result({name: x[part] for name, x in outputs.items()})
             elif len(jobs) == 1:
                 job.answer.set_exception(outputs)
             start += job.rows
