@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,12 +65,10 @@ class WebPage(NamedTuple):
         entries = {part: _entry(path.name, integrity(path)) for part, path in files.items()}
         return cls(entries, tuple(files.values()))
 
-    def write(self, folder: Path) -> list[str]:
-        """Writes all files of the page into a folder and returns their names."""
+    def files(self) -> dict[str, bytes]:
+        """Returns the content of all files of the page, by name."""
         sources = [*self.copied, *(_PAGE / name for name in PAGE_FILES)]
-        for source in sources:
-            shutil.copyfile(source, folder / source.name)
-        return [source.name for source in sources]
+        return {source.name: source.read_bytes() for source in sources}
 
 
 def integrity(path: Path) -> str:
