@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.export.verify import Parity
 from tfpolicies.models.distributions.noise import merge
 from tfpolicies.models.ports import NOISE
+from tfpolicies.storage.manifest import sha256
 from tfpolicies.storage.spaces_json import encode_space
 
 FORMAT = "tfpolicies.policy_spec"
@@ -76,7 +76,7 @@ def write_spec(
     program = serving.program
     spec = program.spec
     if files is not None:
-        digests = {name: _sha256(folder / name) for name in files.values()}
+        digests = {name: sha256((folder / name).read_bytes()) for name in files.values()}
         entries = {"files": files, "sha256": digests, **entries}
     blocks = merge([("normal", program.ports.noise_size), *spec.dist_class.noise_blocks])
     outputs = [_port_json(port) for port in serving.outputs]
@@ -114,10 +114,6 @@ def write_spec(
         "parity": parity.to_json(),
     }
     (folder / SPEC_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _port_json(serving_port: ServingPort) -> dict[str, Any]:

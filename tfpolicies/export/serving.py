@@ -23,6 +23,7 @@ gives one step of each sequence, `[B, ...]`, instead, and has no `seq_lens`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ class Serving:
         self._sequences = program.ports.is_recurrent and not stepwise
         self.module = tf.Module(name="policy")
         self.module.weights = [
-            tf.Variable(state.arrays[slot.key], name=_plain(slot.key))
+            tf.Variable(state.arrays[slot.key], name=re.sub(r"[^\w/]", "_", slot.key))
             for slot in program.layout.acting
         ]
         self.explorer = serving_explorer(program)
@@ -218,10 +219,6 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
 
 def _unfolded(x: tf.Tensor, leading: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, tf.concat([leading, tf.constant(x.shape[1:].as_list(), tf.int32)], axis=0))
-
-
-def _plain(key: str) -> str:
-    return "".join(c if c.isalnum() or c in "_/" else "_" for c in key)
 
 
 def _refuse_python(signature: str, graph: tf.Graph) -> None:

@@ -72,7 +72,8 @@ class SavedModelFunction(ForeignModel):
         try:
             self._function = self._found(signature)
             self._structure = self._function.structured_input_signature
-            self._leaves = [*_paths(self._structure_of_names())]
+            args, kwargs = self._structure  # of which one alone is no level of names
+            self._leaves = [*_paths(self._structure if args and kwargs else args or kwargs)]
             self.inputs = _sockets(self._leaves)
             self.outputs = _sockets(_paths(self._function.structured_outputs))
         except ModelImportError:
@@ -161,11 +162,6 @@ class SavedModelFunction(ForeignModel):
             f"{self.source} has no signature {wanted[0]!r}, but {sorted(signatures)}. Name one: "
             "import_policy(..., signature=...)."
         )
-
-    def _structure_of_names(self) -> Any:
-        """Returns the structure of inputs, without a level that has nothing but the other one."""
-        args, kwargs = self._structure
-        return self._structure if args and kwargs else args or kwargs
 
 
 def _require_known(folder: Path, source: str) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.serving.texts import LONGEST_NAME, quote, require_short
-from tfpolicies.types import Json
 
 VALUES = "vf_preds"
 """The output that takes a critic; nothing else does."""
@@ -55,7 +54,8 @@ class Options(NamedTuple):
         seed = _of_type(parameters, "seed", int, None)
         explore = _of_type(parameters, "explore", bool, seed is not None)
         sequence = parameters.get("sequence_id")
-        if not (sequence is None or type(sequence) is int or _is_name(sequence)):
+        is_name = type(sequence) is str and len(sequence) <= LONGEST_NAME
+        if not (sequence is None or type(sequence) is int or is_name):
             raise RequestError(
                 f"Parameter sequence_id must be an int, or a str of at most {LONGEST_NAME} "
                 f"characters, got {quote(sequence):.60}."
@@ -76,10 +76,6 @@ class Options(NamedTuple):
                 "nor empty."
             )
         return cls(explore, seed, sequence, starts, ends)
-
-
-def _is_name(value: Json) -> bool:
-    return type(value) is str and len(value) <= LONGEST_NAME
 
 
 def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: bool | None) -> Any:

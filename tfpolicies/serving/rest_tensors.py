@@ -69,7 +69,7 @@ def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Ask
             _text(record.get("id")),
             version,
         ),
-        {each["name"]: _wants_bytes(each, bool(as_bytes)) for each in outputs},
+        {x["name"]: bool(_parameters("an output", x).get(_BINARY, as_bytes)) for x in outputs},
         bool(as_bytes),
     )
 
@@ -174,10 +174,6 @@ def _named(what: str, value: Json) -> dict[str, Any]:
         raise RequestError(f"{what} must have a name, got {quote(record.get('name'))}.")
     require_short(what.lower(), record["name"])
     return record
-
-
-def _wants_bytes(record: dict[str, Any], default: bool) -> bool:
-    return bool(_parameters("an output", record).get(_BINARY, default))
 
 
 def _text(value: Json) -> str:

@@ -144,7 +144,7 @@ class Rpc(grpc.GenericRpcHandler):
         self._may_answer.set()
         self._handlers = {
             f"/{SERVICE}/{method.name}": grpc.stream_unary_rpc_method_handler(
-                partial(self._handle, method), response_serializer=_serialize
+                partial(self._handle, method), response_serializer=Message.SerializeToString
             )
             for method in self._methods()
         }
@@ -290,10 +290,6 @@ def _address(peer: str) -> str:
     ('127.0.0.1', '::1')
     """
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
-
-
-def _serialize(answer: Message) -> bytes:
-    return bytes(answer.SerializeToString())
 
 
 def _parse(kind: type[Message], content: bytes, most: int) -> Any:

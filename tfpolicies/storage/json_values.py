@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -143,7 +143,8 @@ def _encode(value: Any) -> Any:
     if kind is tuple:
         return {"$tuple": [_encode(element) for element in value]}
     if kind in (set, frozenset):
-        return {_TAGS[kind]: [_encode(element) for element in _ordered(value)]}
+        elements = sorted(value, key=lambda x: (type(x).__name__, repr(x)))  # in every process
+        return {_TAGS[kind]: [_encode(element) for element in elements]}
     if kind in (dict, OrderedDict):
         return _encode_dict(value)
     if isinstance(value, np.generic) and is_plain_dtype(value.dtype):
@@ -167,11 +168,6 @@ def _encode_object(value: Setting) -> dict[str, str]:
         return {"$import" if value.importable else "$unavailable": value.name}
     path = import_path(value)
     return {"$unavailable": describe(value)} if path is None else {"$import": path}
-
-
-def _ordered(elements: Collection[Any]) -> list[Any]:
-    """Returns the elements of a set in an order that is the same in every process."""
-    return sorted(elements, key=lambda element: (type(element).__name__, repr(element)))
 
 
 def _decode(record: Json) -> Any:
