@@ -144,7 +144,8 @@ class Rpc(grpc.GenericRpcHandler):
         self._may_answer.set()
         self._handlers = {
             f"/{SERVICE}/{method.name}": grpc.stream_unary_rpc_method_handler(
-                partial(self._handle, method), response_serializer=Message.SerializeToString
+                partial(self._handle, method),
+                response_serializer=lambda answer: answer.SerializeToString(),
             )
             for method in self._methods()
         }

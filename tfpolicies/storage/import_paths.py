@@ -32,7 +32,7 @@ class Missing:
     name: str
     importable: bool = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Raises an error, for who comes to need what loading could do without.
 
         Raises:
