@@ -87,17 +87,9 @@ def export(args: argparse.Namespace) -> int:
     target = resolve_path(args.to)
     policy = load_policy(checkpoint, console, args, policy_id=args.policy)
     both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
-    exported = export_policy(
-        policy,
-        target,
-        console,
-        onnx=args.onnx or both,
-        saved_model=args.saved_model or both,
-        web=args.web,
-        ort_web=args.ort_web,
-        layout=args.layout,
-        litert=args.litert,
-    )
+    forms = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}
+    forms |= {name: getattr(args, name) or both for name in ("onnx", "saved_model")}
+    exported = export_policy(policy, target, console, **forms)
     console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)
     if args.web:

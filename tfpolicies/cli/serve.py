@@ -72,15 +72,9 @@ def serve(args: argparse.Namespace) -> int:
             for number, (name, path) in enumerate(paths.items())
         }
         address = Address(args.host, args.port, args.grpc_port)
-        run(
-            Repository(folders, limits, log, pins),
-            address,
-            access,
-            log,
-            drain_seconds=args.drain_seconds,
-            tls=tls,
-            record=log.record if args.access_log else None,
-        )
+        repository = Repository(folders, limits, log, pins)
+        record, drain = log.record if args.access_log else None, args.drain_seconds
+        run(repository, address, access, log, drain_seconds=drain, tls=tls, record=record)
     return DONE
 
 

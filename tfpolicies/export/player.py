@@ -148,13 +148,9 @@ class OnnxPolicy:
         if sample:
             _check_noise(ports["inputs"], self.spec["noise"]["blocks"])
         whole = rebuild_model(self.file, content, limited=limited)
+        name, model = str(self.file), prepare(whole)
         self._model = LimitedSession(
-            str(self.file),
-            prepare(whole),
-            threads,
-            limited=limited,
-            tried=whole,
-            providers=providers,
+            name, model, threads, limited=limited, tried=whole, providers=providers
         )
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
         given = {output.name for output in self._model.session.get_outputs()}
@@ -1353,15 +1349,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     policy = OnnxPolicy(path, sample=options.sample, providers=providers)
     if ":" in options.env and "" not in sys.path:  # an isolated interpreter finds no module here
         sys.path.append(str(Path.cwd()))
-    played = play(
-        policy,
-        options.env,
-        options.episodes,
-        seed=options.seed,
-        num_envs=options.num_envs,
-        render=options.render,
-        env_config=options.env_config,
-    )
+    how = ("seed", "num_envs", "render", "env_config")
+    settings = {name: getattr(options, name) for name in how}
+    played = play(policy, options.env, options.episodes, **settings)
     loaded = [name for name in NOT_NEEDED if name in sys.modules]
     returns, steps = played.returns, sum(played.lengths)
     mean, std = float(np.mean(returns)), float(np.std(returns))

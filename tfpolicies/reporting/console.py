@@ -176,13 +176,9 @@ def _shown(value: object) -> str:
 
 
 def _bar(console: Console) -> Progress:
-    return Progress(
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[status]}", markup=False),
-        console=console,
-        expand=True,
-        refresh_per_second=_REFRESHES_PER_SECOND,
-    )
+    columns = BarColumn(bar_width=None), TextColumn("{task.fields[status]}", markup=False)
+    rate = _REFRESHES_PER_SECOND
+    return Progress(*columns, console=console, expand=True, refresh_per_second=rate)
 
 
 def _status(

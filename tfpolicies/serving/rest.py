@@ -35,17 +35,8 @@ _LONGEST = 2000  # characters of an error
 LARGE = 1_000_000
 """Bytes of a request above which it is parsed in another thread."""
 
-SERVER = {
-    "name": "tfpolicies",
-    "version": __version__,
-    "extensions": [
-        "binary_tensor_data",
-        "model_configuration",
-        "model_repository",
-        "parameters",
-        "sequence",
-    ],
-}
+_EXTENSIONS = "binary_tensor_data model_configuration model_repository parameters sequence"
+SERVER = {"name": "tfpolicies", "version": __version__, "extensions": _EXTENSIONS.split()}
 """What the protocol says of this server."""
 
 

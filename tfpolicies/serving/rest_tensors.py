@@ -60,18 +60,12 @@ def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Ask
     record = _object("The body", record)
     parameters = _parameters("the request", record)
     outputs = [_named("An output", each) for each in _list(record, "outputs")]
-    as_bytes = parameters.get("binary_data_output", False)
-    return Asked(
-        Call(
-            dict(_inputs(_list(record, "inputs"), body[end:])),
-            Options.of(parameters),
-            [each["name"] for each in outputs] or None,
-            _text(record.get("id")),
-            version,
-        ),
-        {x["name"]: bool(_parameters("an output", x).get(_BINARY, as_bytes)) for x in outputs},
-        bool(as_bytes),
-    )
+    inputs, options = dict(_inputs(_list(record, "inputs"), body[end:])), Options.of(parameters)
+    names = [each["name"] for each in outputs] or None
+    call = Call(inputs, options, names, _text(record.get("id")), version)
+    all_as_bytes = bool(parameters.get("binary_data_output", False))
+    forms = {x["name"]: _parameters("an output", x).get(_BINARY, all_as_bytes) for x in outputs}
+    return Asked(call, {name: bool(form) for name, form in forms.items()}, all_as_bytes)
 
 
 def written(model: str, asked: Asked, answer: Answer) -> tuple[bytes, int | None]:

@@ -324,13 +324,9 @@ def _call(request: pb.ModelInferRequest, most: int) -> Call:
         if tensor.name in inputs:
             raise RequestError(f"Input {quote(tensor.name)} is given twice.")
         inputs[tensor.name] = _array(tensor, raw[number] if raw else None, most)
-    return Call(
-        inputs,
-        Options.of(_plain(request.parameters)),
-        [output.name for output in request.outputs] or None,
-        request.id,
-        request.model_version,
-    )
+    options = Options.of(_plain(request.parameters))
+    names = [output.name for output in request.outputs] or None
+    return Call(inputs, options, names, request.id, request.model_version)
 
 
 def _array(

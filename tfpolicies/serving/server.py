@@ -145,12 +145,8 @@ async def serve(
     try:
         async with repository.running():
             shutdown.is_loaded = True
-            http = _Http(
-                _config(application(repository, access, record=record), connections),
-                connections,
-                listening,
-                tls,
-            )
+            config = _config(application(repository, access, record=record), connections)
+            http = _Http(config, connections, listening, tls)
             serving = loop.create_task(http.serve())
             watching = loop.create_task(connections.watch())
             await rpc.start()

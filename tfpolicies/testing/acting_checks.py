@@ -173,14 +173,12 @@ def determinism(subject: Subject) -> str:
         spaces_of = (first.observation_space, first.action_space)
         config = subject.state["policy_spec"]["config"]
         ours, theirs = (type(first)(*spaces_of, config).get_weights() for _ in range(2))
-        all_same(
-            ours,
-            theirs,
-            f"two new policies with seed={first.config['seed']} to have the same weights",
+        expected = f"two new policies with seed={first.config['seed']} to have the same weights"
+        advice = (
             "Draw initial weights from initializers without a seed of their own: the policy seeds "
-            "them.",
-            tolerance=0.0,
+            "them."
         )
+        all_same(ours, theirs, expected, advice, tolerance=0.0)
     return ""
 
 

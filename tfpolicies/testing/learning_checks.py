@@ -69,13 +69,9 @@ def gradients(subject: Subject) -> str:
     before = policy.get_state()
     found, _ = policy.compute_gradients(batch)
     noise = {key: before[key] for key in ("learning_rng",) if key in before}  # which it may draw
-    all_same(
-        arrays_in({**policy.get_state(), **noise}),
-        arrays_in(before),
-        "compute_gradients to change nothing",
-        "Apply gradients in `apply_gradients` only.",
-        tolerance=0.0,
-    )
+    after, advice = {**policy.get_state(), **noise}, "Apply gradients in `apply_gradients` only."
+    expected = "compute_gradients to change nothing"
+    all_same(arrays_in(after), arrays_in(before), expected, advice, tolerance=0.0)
     shapes = [tuple(x.shape) for x in policy.program.functions.optimizer.differentiated]
     if [x.shape for x in found] != shapes or not all(np.isfinite(x).all() for x in found):
         raise Broken(

@@ -132,9 +132,6 @@ def _check_sequence(
     ours = {"action_dist_inputs": out.dist_inputs.numpy().reshape(wanted.shape)}
     ours |= {f"state_out_{i}": x.numpy() for i, x in enumerate(out.states)}
     last = {f"state_out_{i}": by_hand[-1][f"state_out_{i}"] for i in range(len(out.states))}
-    return all_same(
-        ours,
-        {"action_dist_inputs": wanted, **last},
-        f"{len(steps)} single steps to give what one sequence of them gives",
-        "Let the model start a sequence from `state_in_*`, and step through it in order.",
-    )
+    expected = f"{len(steps)} single steps to give what one sequence of them gives"
+    advice = "Let the model start a sequence from `state_in_*`, and step through it in order."
+    return all_same(ours, {"action_dist_inputs": wanted, **last}, expected, advice)
