@@ -177,15 +177,11 @@ def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float
         text += f"\nafter {_duration(seconds)}"
     left_half = steps[at] < axes.get_xlim()[1] / 2
     side, shift = ("left", 10) if left_half else ("right", -10)
-    place: _Style = {
-        "xytext": (shift, 0),
-        "textcoords": "offset points",
-        "ha": side,
-        "va": "bottom",
-    }
+    foot = steps[at], low + 0.05 * (high - low)
+    place: _Style = {"textcoords": "offset points", "ha": side, "va": "bottom"}
     halo = withStroke(linewidth=3.5, foreground="white", alpha=0.8)
-    style: _Style = {"size": 11, "linespacing": 1.35, "zorder": 6, "path_effects": [halo]}
-    axes.annotate(text, (steps[at], low + 0.05 * (high - low)), color=_GREEN, **place, **style)
+    words: _Style = {"size": 11, "linespacing": 1.35, "zorder": 6, "path_effects": [halo]}
+    axes.annotate(text, foot, (shift, 0), color=_GREEN, **place, **words)
 
 
 def _draw_head(figure: Figure, title: str, shown: list[Artist]) -> None:
