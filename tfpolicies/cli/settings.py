@@ -73,6 +73,7 @@ def _word(
 
 
 _goal = functools.partial(_word, goal=True)
+_optional_number = functools.partial(_goal, default=0, type=count, metavar="N")
 
 
 def _rate(text: str) -> float:
@@ -215,18 +216,12 @@ class TrainSettings:
     keep_checkpoints: int = _goal(
         WAY, "keep the newest N checkpoints (default 1: only the newest)", 1, **_N
     )
-    record_every: int = _goal(
-        WAY,
-        "record a video of an episode every N iterations (default: never)",
-        0,
-        **{**_N, "type": count},
+    record_every: int = _optional_number(
+        WAY, "record a video of an episode every N iterations (default: never)"
     )
     export: bool = _goal(AFTER, "write SavedModel and ONNX, verified", False)
-    play: int = _goal(
-        AFTER,
-        "play N episodes with the exported ONNX file in a process of its own",
-        0,
-        **{**_N, "type": count},
+    play: int = _optional_number(
+        AFTER, "play N episodes with the exported ONNX file in a process of its own"
     )
     allow_other_spaces: bool = _goal(
         RUN, "go on though the environment's dtypes or action bounds have changed", False

@@ -150,12 +150,9 @@ class Serving:
         if noise is None:
             noise = tf.zeros([tf.shape(inputs[0])[0], self.explorer.noise_size], tf.float32)
         params = tf.zeros([self.explorer.num_params], tf.float32)
+        rows, lengths = ActInputs(inputs, noise, params), given.get(SEQ_LENS)
         return self.program.functions.act(
-            weights,
-            ActInputs(inputs, noise, params),
-            seq_lens=given.get(SEQ_LENS),
-            time_steps=steps,
-            explorer=self.explorer,
+            weights, rows, seq_lens=lengths, time_steps=steps, explorer=self.explorer
         )
 
 

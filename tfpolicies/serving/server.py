@@ -200,18 +200,11 @@ def _leave_to_rest() -> None:
 
 
 def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=partial(Connection, connections),
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=int(GRACE),
-        timeout_keep_alive=75,
-    )
+    without: dict[str, Any] = {"access_log": False, "server_header": False, "proxy_headers": False}
+    without |= {"lifespan": "off", "ws": "none"}
+    seconds = {"timeout_graceful_shutdown": int(GRACE), "timeout_keep_alive": 75}
+    http = partial(Connection, connections)
+    return uvicorn.Config(app, http=http, log_level="error", **without, **seconds)
 
 
 def _listening(address: Address) -> socket.socket:
