@@ -89,7 +89,7 @@ def export(args: argparse.Namespace) -> int:
     both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     forms = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}
     forms |= {name: getattr(args, name) or both for name in ("onnx", "saved_model")}
-    exported = export_policy(policy, target, console, **forms)
+    exported = export_policy(policy, target, console, forms)
     console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)
     if args.web:

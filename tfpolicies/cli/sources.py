@@ -173,33 +173,32 @@ def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
 
 
 def export_policy(
-    policy: TFPolicy,
-    folder: Path,
-    console: Console,
-    *,
-    onnx: bool | int | None,
-    saved_model: bool,
-    layout: str | None = None,
-    litert: bool | str | None = None,
-    web: bool = False,
-    ort_web: str | None = None,
+    policy: TFPolicy, folder: Path, console: Console, forms: Mapping[str, Any]
 ) -> Shipped:
     """Exports a policy, each format verified against it.
 
     An engine's layout goes right into `folder`, of ONNX of the opset that `onnx` names; the others
     have a folder in it.
+
+    Args:
+        policy: what is exported.
+        folder: where to.
+        console: where it is shown what is written.
+        forms: what the options of `tfpolicies export` say that name forms, by name.
     """
+    onnx, layout, litert = (forms.get(name) for name in ("onnx", "layout", "litert"))
     results: dict[str, ExportResult] = {}
 
     def export(name: str, what: str, *place: Any, **options: Any) -> None:
         with console.status(f"exporting {what}"):
             results[name] = policy.export_model(*place, **options)
 
-    if saved_model:
+    if forms.get("saved_model"):
         export("SavedModel", "a SavedModel", folder / "saved_model")
     if layout:
         export(layout, f"for {layout}", folder, onnx, layout=layout)
-    elif onnx or web:
+    elif onnx or forms.get("web"):
+        web, ort_web = bool(forms.get("web")), forms.get("ort_web")
         export("ONNX", "ONNX", folder / "onnx", onnx or True, web=web, ort_web=ort_web)
     if litert:
         export("LiteRT", "LiteRT", folder / "litert", litert=litert)

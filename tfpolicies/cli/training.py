@@ -364,7 +364,7 @@ def _ship(job: Job, reason: str) -> Shipped:
     policy = algorithm.get_policy()
     if reason != TARGET and settings.keep_best and run.best.exists():
         policy = load_policy(run.best, job.console, settings)
-    shipped = export_policy(policy, run.export, job.console, onnx=True, saved_model=True)
+    shipped = export_policy(policy, run.export, job.console, {"onnx": True, "saved_model": True})
     if not settings.play:
         return shipped
     with job.console.status(f"playing {counted(settings.play, 'episode')} through ONNX Runtime"):

@@ -27,6 +27,10 @@ from tfpolicies.types import TensorStructure
 
 _FILE = "saved_model.pb"
 _ACTION, _MEMORY, _SERVING = "action", "get_initial_state", "serving_default"
+_RUNNING = (
+    "was loaded, but does not run: {!s:.200}",
+    (tf.errors.OpError, TypeError, ValueError, LookupError),
+)
 _IN_TURN = threading.RLock()  # what a call can be ended by is one variable of TensorFlow's
 
 
@@ -60,29 +64,17 @@ class SavedModelFunction(ForeignModel):
         self._given = (folder, signature, limited)
         self._cancelling = CancellationManager() if limited else None
         _require_known(folder, self.source)
-        try:
+        with self._errors_named("cannot be loaded: {!s:.500}"):
             with link_without_wildcards(folder) as readable, quiet_conversion(), self._in_time():
                 self._loaded = tf.saved_model.load(str(readable))
-        except ModelImportError:
-            raise
-        except Exception as error:
-            raise ModelImportError(
-                f"{self.source} cannot be loaded: {error!s:.500}. Save it again with TensorFlow 2."
-            ) from error
-        try:
+        problem = "was refused: what it has as a signature is no function of tensors ({!s:.200})"
+        with self._errors_named(problem):
             self._function = self._found(signature)
             self._structure = self._function.structured_input_signature
             args, kwargs = self._structure  # of which one alone is no level of names
             self._leaves = [*_paths(self._structure if args and kwargs else args or kwargs)]
             self.inputs = _sockets(self._leaves)
             self.outputs = _sockets(_paths(self._function.structured_outputs))
-        except ModelImportError:
-            raise
-        except Exception as error:
-            raise ModelImportError(
-                f"{self.source} was refused: what it has as a signature is no function of tensors "
-                f"({error!s:.200}). Save it again with TensorFlow 2."
-            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Is loaded anew, from the same folder, in another process."""
@@ -93,7 +85,7 @@ class SavedModelFunction(ForeignModel):
         """Returns all outputs by name; see `ForeignModel.run`."""
         flat = [tf.constant(feed[name]) if name in feed else leaf for name, leaf in self._leaves]
         args, kwargs = tf.nest.pack_sequence_as(self._structure, flat)
-        with self._failures_named(), self._in_time():
+        with self._errors_named(*_RUNNING), self._in_time():
             found = _paths(self._function(*args, **kwargs))
             return {name: np.asarray(x) for name, x in found if _is_tensor(x)}
 
@@ -103,7 +95,7 @@ class SavedModelFunction(ForeignModel):
         signature = self._loaded.signatures.get(_MEMORY)
         if signature is None and not hasattr(self._loaded, _MEMORY):
             return None
-        with self._failures_named(), self._in_time():
+        with self._errors_named(*_RUNNING), self._in_time():
             if signature is None:
                 given: Any = self._loaded.get_initial_state(tf.constant(1))
             else:
@@ -138,14 +130,17 @@ class SavedModelFunction(ForeignModel):
                 player.CALL_CLOCK.stop()
 
     @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
-        """Turns what TensorFlow raises while the model runs into an error that names the model."""
+    def _errors_named(
+        self, problem: str, kinds: tuple[type[Exception], ...] = (Exception,)
+    ) -> Iterator[None]:
+        """Turns errors of these kinds into one that names the model and the problem."""
         try:
             yield
-        except (tf.errors.OpError, TypeError, ValueError, LookupError) as error:
+        except ModelImportError:
+            raise
+        except kinds as error:
             raise ModelImportError(
-                f"{self.source} was loaded, but does not run: {error!s:.200}. Save it again with "
-                "TensorFlow 2."
+                f"{self.source} {problem.format(error)}. Save it again with TensorFlow 2."
             ) from error
 
     def _found(self, signature: str | None) -> Any:

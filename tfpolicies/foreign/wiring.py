@@ -114,9 +114,8 @@ def _named(
     sockets = {x.name: x for x in model.inputs}
     memory_in = [names[key] for key in memory]
     memory_out = [_one(model, key, names, outputs, [], False) for key in after]
-    return Wiring(
-        obs, results, kind, memory_in, memory_out, [_zeros(sockets[x]) for x in memory_in]
-    )
+    initial = [_zeros(sockets[x]) for x in memory_in]
+    return Wiring(obs, results, kind, memory_in, memory_out, initial)
 
 
 def _one(
