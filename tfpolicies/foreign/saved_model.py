@@ -64,9 +64,9 @@ class SavedModelFunction(ForeignModel):
         self._given = (folder, signature, limited)
         self._cancelling = CancellationManager() if limited else None
         _require_known(folder, self.source)
-        with self._errors_named("cannot be loaded: {!s:.500}"):
-            with link_without_wildcards(folder) as readable, quiet_conversion(), self._in_time():
-                self._loaded = tf.saved_model.load(str(readable))
+        named = self._errors_named("cannot be loaded: {!s:.500}")
+        with named, link_without_wildcards(folder) as place, quiet_conversion(), self._in_time():
+            self._loaded = tf.saved_model.load(str(place))
         problem = "was refused: what it has as a signature is no function of tensors ({!s:.200})"
         with self._errors_named(problem):
             self._function = self._found(signature)
@@ -136,9 +136,9 @@ class SavedModelFunction(ForeignModel):
         """Turns errors of these kinds into one that names the model and the problem."""
         try:
             yield
-        except ModelImportError:
-            raise
         except kinds as error:
+            if isinstance(error, ModelImportError) and Exception in kinds:
+                raise
             raise ModelImportError(
                 f"{self.source} {problem.format(error)}. Save it again with TensorFlow 2."
             ) from error
