@@ -136,20 +136,29 @@ class Batcher:
         rows = sum([job.rows for job in jobs])
         self._note(rows)
         if self._cost.of(rows) <= _AT_ONCE:
-            outputs = _attempt(self._infer, jobs, self._limit, _LONGEST_AT_ONCE)
+            outputs = self._attempt(jobs, _LONGEST_AT_ONCE)
             if not isinstance(outputs, OverdueError):
                 self._finish(jobs, outputs)
                 return
             self._cost = LONG
         loop = asyncio.get_running_loop()
         try:
-            running = loop.run_in_executor(
-                self._executor, _attempt, self._infer, jobs, self._limit, self._seconds
-            )
+            running = loop.run_in_executor(self._executor, self._attempt, jobs, self._seconds)
         except RuntimeError as error:  # the server ends
             self._finish(jobs, error)
         else:
             running.add_done_callback(lambda done: self._finish(jobs, done.result()))
+
+    def _attempt(self, jobs: list[_Job], seconds: float) -> Arrays | Exception:
+        """Returns the outputs for all jobs at once, or what was raised."""
+        feed = jobs[0].feed
+        try:
+            if len(jobs) > 1:
+                feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
+            with self._limit(seconds):
+                return self._infer(feed)
+        except Exception as error:
+            return error
 
     def _next(self) -> list[_Job]:
         """Takes the first jobs that have arrays of one kind, and whose callers still wait."""
@@ -183,20 +192,3 @@ class Batcher:
             elif len(jobs) == 1:
                 job.answer.set_exception(outputs)
             start += job.rows
-
-
-def _attempt(
-    infer: Callable[[Arrays], dict[str, np.ndarray]],
-    jobs: list[_Job],
-    limit: Limit,
-    seconds: float,
-) -> Arrays | Exception:
-    """Returns the outputs for all jobs at once, or what was raised."""
-    feed = jobs[0].feed
-    try:
-        if len(jobs) > 1:
-            feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
-        with limit(seconds):
-            return infer(feed)
-    except Exception as error:
-        return error

@@ -28,7 +28,6 @@ from tfpolicies.testing.subject import (
     flat,
     random_masks,
     require_finite,
-    same,
     with_masks,
 )
 from tfpolicies.types import Structure
@@ -47,7 +46,8 @@ def outputs(subject: Subject) -> str:
             logp, prob = (found.extras.get(name) for name in ("action_logp", "action_prob"))
             if logp is not None and prob is not None:
                 advice = "Compute it as `np.exp(action_logp)`; greedy actions have 0 and 1."
-                same("action_prob", prob, np.exp(logp), "exp(action_logp)", advice)
+                pair = {"action_prob": prob}, {"action_prob": np.exp(logp)}
+                all_same(*pair, "exp(action_logp)", advice)
     return ""
 
 

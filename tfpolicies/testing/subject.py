@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -196,44 +196,6 @@ def choices(leaves: Sequence[Leaf]) -> Iterator[int]:
             yield from cell_sizes(leaf.space)
 
 
-def same(
-    name: str,
-    ours: np.ndarray,
-    wanted: np.ndarray,
-    expected: str,
-    advice: str,
-    *,
-    tolerance: float = 1e-5,
-) -> float:
-    """Compares two arrays, relative to `max(1, |x|)` of each column; returns the difference.
-
-    Raises:
-        Broken: if they differ, naming the place.
-    """
-    ours, wanted = np.asarray(ours), np.asarray(wanted)
-    if ours.shape != wanted.shape or ours.dtype != wanted.dtype:
-        got = f"{ours.dtype}{list(ours.shape)} and {wanted.dtype}{list(wanted.shape)}"
-        raise Broken(expected, f"{name} as {got}", advice)
-    if not ours.size:
-        return 0.0
-    if ours.dtype.kind not in "fc":
-        error, allowed = (ours != wanted).astype(float), 0.0
-    else:
-        equal = ours == wanted  # infinities, and the numbers that a mask writes, included
-        with np.errstate(invalid="ignore", over="ignore"):
-            size = np.where(np.isfinite(wanted) & (np.abs(wanted) < 1e30), np.abs(wanted), 0.0)
-            scale = np.maximum(1.0, size.max(axis=0, initial=0.0))
-            error = np.abs(ours.astype(np.float64) - wanted) / scale
-        error, allowed = np.where(equal, 0.0, np.where(np.isnan(error), np.inf, error)), tolerance
-    worst = float(error.max())
-    if worst > allowed:
-        place = np.unravel_index(int(error.argmax()), error.shape)
-        at = ", ".join(map(str, map(int, place)))
-        values = f"{ours[place]!s} and {wanted[place]!s}"
-        raise Broken(expected, f"{name}[{at}] is {values}", advice)
-    return worst
-
-
 def require_finite(arrays: Mapping[str, np.ndarray], expected: str, advice: str) -> None:
     """Checks that arrays of real numbers have neither NaN nor infinity.
 
@@ -252,24 +214,64 @@ def require_finite(arrays: Mapping[str, np.ndarray], expected: str, advice: str)
 
 
 def all_same(
-    ours: dict[str, np.ndarray],
-    wanted: dict[str, np.ndarray],
+    ours: Mapping[str, np.ndarray],
+    wanted: Mapping[str, np.ndarray],
     expected: str,
     advice: str,
     *,
     tolerance: float = 1e-5,
 ) -> float:
-    """Compares arrays by name; returns the largest difference.
+    """Compares arrays by name, relative to `max(1, |x|)` of each column.
+
+    Args:
+        ours: what the policy gives.
+        wanted: what it should give.
+        expected: what the contract asks for.
+        advice: the next step.
+        tolerance: the largest difference of real numbers.
+
+    Returns:
+        The largest difference.
 
     Raises:
-        Broken: if names or arrays differ.
+        Broken: if names or arrays differ, naming the place.
     """
+
+    def refuse(got: str) -> Broken:
+        return Broken(expected, got, advice)
+
     if set(ours) != set(wanted):
-        raise Broken(expected, f"the names {sorted(ours)} and {sorted(wanted)}", advice)
-    return max(
-        (same(n, x, wanted[n], expected, advice, tolerance=tolerance) for n, x in ours.items()),
-        default=0.0,
-    )
+        raise refuse(f"the names {sorted(ours)} and {sorted(wanted)}")
+    pairs = {name: (np.asarray(x), np.asarray(wanted[name])) for name, x in ours.items()}
+    errors = (_difference(name, *pair, tolerance, refuse) for name, pair in pairs.items())
+    return max(errors, default=0.0)
+
+
+def _difference(
+    name: str, ours: np.ndarray, wanted: np.ndarray, allowed: float, refuse: Callable[[str], Broken]
+) -> float:
+    """Returns the largest difference of two arrays, if it is allowed."""
+    if ours.shape != wanted.shape or ours.dtype != wanted.dtype:
+        got = f"{ours.dtype}{list(ours.shape)} and {wanted.dtype}{list(wanted.shape)}"
+        raise refuse(f"{name} as {got}")
+    if not ours.size:
+        return 0.0
+    if ours.dtype.kind not in "fc":
+        error, allowed = (ours != wanted).astype(float), 0.0
+    else:
+        equal = ours == wanted  # infinities, and the numbers that a mask writes, included
+        with np.errstate(invalid="ignore", over="ignore"):
+            size = np.where(np.isfinite(wanted) & (np.abs(wanted) < 1e30), np.abs(wanted), 0.0)
+            scale = np.maximum(1.0, size.max(axis=0, initial=0.0))
+            error = np.abs(ours.astype(np.float64) - wanted) / scale
+        error = np.where(equal, 0.0, np.where(np.isnan(error), np.inf, error))
+    worst = float(error.max())
+    if worst > allowed:
+        place = np.unravel_index(int(error.argmax()), error.shape)
+        at = ", ".join(map(str, map(int, place)))
+        values = f"{ours[place]!s} and {wanted[place]!s}"
+        raise refuse(f"{name}[{at}] is {values}")
+    return worst
 
 
 def arrays_in(value: Structure, path: str = "") -> dict[str, np.ndarray]:
