@@ -20,12 +20,9 @@ from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import (
     ROWS,
     Subject,
-    act,
     all_same,
-    arguments,
     choices,
     env_actions,
-    flat,
     random_masks,
     require_finite,
     with_masks,
@@ -41,7 +38,7 @@ def outputs(subject: Subject) -> str:
     policy, rng = subject.twin(), subject.rng()
     for rows in (1, ROWS, 0):
         for explore in (True, False):
-            found = act(policy, subject.ports, subject.inputs(rows, rng), explore)
+            found = subject.act(policy, subject.inputs(rows, rng), explore)
             _check_form(subject, found, rows)
             logp, prob = (found.extras.get(name) for name in ("action_logp", "action_prob"))
             if logp is not None and prob is not None:
@@ -52,7 +49,7 @@ def outputs(subject: Subject) -> str:
 
 
 def _check_form(subject: Subject, acted: ActionBatch, rows: int) -> None:
-    named = flat(subject.leaves, acted, convert=False)
+    named = subject.flat(acted, convert=False)
     called = f"compute_actions of {rows} rows"
     for leaf in subject.leaves:
         name, array = leaf.name("actions"), named.pop(leaf.name("actions"))
@@ -98,7 +95,7 @@ def action_space(subject: Subject) -> str:
     count = 0
     for inputs in batches:
         for explore in (True, False):
-            acted = act(policy, subject.ports, inputs, explore)
+            acted = subject.act(policy, inputs, explore)
             found = batch_leaves(subject.leaves, acted.actions, "actions")
             for own in unbatched(nest(policy.action_space, found)):
                 _check_member(policy, policy.env_action(own, **bounds), "env_action", explore)
@@ -190,8 +187,8 @@ def log_likelihoods(subject: Subject) -> str:
         kind = type(policy.exploration).__name__
         raise NotApplicable(f"{kind} does not draw from the distribution alone")
     inputs = subject.inputs(ROWS, subject.rng())
-    acted = act(policy, subject.ports, inputs, explore=True)
-    given = arguments(policy, subject.ports, inputs)
+    acted = subject.act(policy, inputs, explore=True)
+    given = subject.arguments(policy, inputs)
     found = policy.compute_log_likelihoods(acted.actions, **given)
     # An action in [-1, 1] has lost digits of the number that tanh made it of.
     squashed = any(issubclass(kind, SquashedGaussian) for kind in policy.dist_class.kinds)

@@ -14,7 +14,7 @@ from tfpolicies.policy.session import PolicySession
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.functions import ActInputs
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import Subject, all_same, by_leaf, env_actions
+from tfpolicies.testing.subject import Subject, all_same, env_actions
 
 _STEPS = 6
 
@@ -35,9 +35,9 @@ def memory(subject: Subject) -> str:
     for attempt in ("a Session", "a Session after reset()"):
         for t, obs in enumerate(steps):
             shown = session.act(nest(policy.observation_space, obs), explore=False)
-            ours = {**by_leaf(subject.leaves, shown), **_states_of(session)}
+            ours = {**subject.by_leaf(shown), **_states_of(session)}
             own = [by_hand[t][leaf.name("actions")] for leaf in subject.leaves]
-            wanted = by_leaf(subject.leaves, env_actions(policy, own))
+            wanted = subject.by_leaf(env_actions(policy, own))
             wanted |= {name: x for name, x in by_hand[t].items() if name.startswith("state_out_")}
             expected = f"{attempt} to act as memory that is carried by hand does, at step {t}"
             all_same(ours, wanted, expected, advice)

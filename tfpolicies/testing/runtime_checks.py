@@ -16,7 +16,7 @@ from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.program import Program
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, by_leaf
+from tfpolicies.testing.subject import ROWS, Subject, all_same
 
 _STEPS = 5
 
@@ -51,7 +51,7 @@ def traces(subject: Subject) -> str:
 def _use_all(subject: Subject, policy: Policy, rows: int) -> None:
     inputs = subject.inputs(rows, subject.rng())
     for explore in (True, False):
-        act(policy, subject.ports, inputs, explore)
+        subject.act(policy, inputs, explore)
     if subject.learns:
         batch = random_batch(policy, rows, seed=subject.seed)
         policy.compute_gradients(batch)
@@ -161,7 +161,7 @@ def _check_player(subject: Subject, policy: Policy, path: Path) -> None:
         inputs = subject.inputs(3, rng)[: len(subject.ports.obs)]
         obs = nest(policy.observation_space, inputs)
         acted = player.act(obs, reward), session.act(obs, reward, explore=False)
-        ours, wanted = (by_leaf(subject.leaves, each) for each in acted)
+        ours, wanted = (subject.by_leaf(each) for each in acted)
         expected = "the exported player to act as the policy's Session does"
         all_same(ours, wanted, expected, "Report it: the export passed its own verification.")
         reward = rng.standard_normal(3).astype(np.float32)

@@ -14,7 +14,7 @@ from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.json_values import parts_in
 from tfpolicies.testing.batches import random_batch
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, by_leaf
+from tfpolicies.testing.subject import ROWS, Subject, all_same, arrays_in
 from tfpolicies.types import Setting
 
 _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
@@ -27,7 +27,7 @@ def aliasing(subject: Subject) -> str:
     given = copy.deepcopy(inputs)
     named = subject.acted(policy, inputs, explore=False)
     wanted = copy.deepcopy(named)
-    act(policy, subject.ports, others, explore=True)
+    subject.act(policy, others, explore=True)
     _unchanged(named, wanted, "what compute_actions returned to stay as it is at the next call")
     shown = dict(zip(map(str, subject.ports.all), inputs, strict=True))
     kept = dict(zip(map(str, subject.ports.all), given, strict=True))
@@ -44,7 +44,7 @@ def aliasing(subject: Subject) -> str:
     seen = [
         nest(policy.observation_space, rows[: len(subject.ports.obs)]) for rows in (inputs, others)
     ]
-    first = by_leaf(subject.leaves, session.act(seen[0]))
+    first = subject.by_leaf(session.act(seen[0]))
     kept = copy.deepcopy(first)
     session.act(seen[1])
     _unchanged(first, kept, "what a session's act returned to stay as it is at the next call")
@@ -135,7 +135,7 @@ def _has_code(value: Setting) -> bool:
 
 def _move_on(subject: Subject, policy: Policy) -> None:
     """Brings a policy into a state that no new policy has."""
-    act(policy, subject.ports, subject.inputs(ROWS, subject.rng()), explore=True)
+    subject.act(policy, subject.inputs(ROWS, subject.rng()), explore=True)
     if subject.learns:
         policy.learn_on_batch(random_batch(policy, subject.rows, seed=subject.seed))
 

@@ -76,7 +76,43 @@ class Subject:
 
     def acted(self, policy: Policy, inputs: Sequence[np.ndarray], explore: bool) -> dict[str, Any]:
         """Returns everything that acting on one array per port gives, as arrays by name."""
-        return flat(self.leaves, act(policy, self.ports, inputs, explore))
+        return self.flat(self.act(policy, inputs, explore))
+
+    def act(self, policy: Policy, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
+        """Calls `compute_actions` with one array per port."""
+        given = self.arguments(policy, inputs)
+        return ActionBatch(*policy.compute_actions(**given, explore=explore))
+
+    def arguments(self, policy: Policy, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Returns one array per port as the arguments of `compute_actions` and its like."""
+        ports = self.ports
+        obs, seen, states = ports.split(inputs)
+        arrays = iter(seen)
+        views = {view.name: view.nested([next(arrays) for _ in view.ports]) for view in ports.views}
+        given = {
+            "obs_batch": nest(policy.observation_space, obs),
+            "state_batches": states or None,
+            "prev_action_batch": views.pop("prev_actions", None),
+            "prev_reward_batch": views.pop("prev_rewards", None),
+        }
+        return {**given, "views": views} if views else given
+
+    def flat(self, acted: ActionBatch, *, convert: bool = True) -> dict[str, np.ndarray]:
+        """Returns everything that acting gave as arrays by name, in the dtypes of the space."""
+        if convert:
+            found = zip(
+                self.leaves, batch_leaves(self.leaves, acted.actions, "actions"), strict=True
+            )
+            named = {leaf.name("actions"): array for leaf, array in found}
+        else:
+            named = self.by_leaf(acted.actions)
+        named |= {f"state_out_{i}": np.asarray(x) for i, x in enumerate(acted.state_outs)}
+        return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
+
+    def by_leaf(self, actions: Structure) -> dict[str, np.ndarray]:
+        """Returns the leaves of nested actions by name, in the dtypes that they have."""
+        leaves = self.leaves
+        return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
 
     def needs_tf(self, what: str) -> None:
         """Ends a check that only policies with a Program can be held to."""
@@ -101,45 +137,6 @@ def ports_of(policy: Policy) -> InputPorts:
         tuple(policy.driver.acting.views),
         tuple(np.shape(part) for part in policy.get_initial_state()),
     )
-
-
-def act(
-    policy: Policy, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool
-) -> ActionBatch:
-    """Calls `compute_actions` with one array per port."""
-    return ActionBatch(*policy.compute_actions(**arguments(policy, ports, inputs), explore=explore))
-
-
-def arguments(policy: Policy, ports: InputPorts, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Returns one array per port as the arguments of `compute_actions` and its like."""
-    obs, seen, states = ports.split(inputs)
-    arrays = iter(seen)
-    views = {view.name: view.nested([next(arrays) for _ in view.ports]) for view in ports.views}
-    given = {
-        "obs_batch": nest(policy.observation_space, obs),
-        "state_batches": states or None,
-        "prev_action_batch": views.pop("prev_actions", None),
-        "prev_reward_batch": views.pop("prev_rewards", None),
-    }
-    return {**given, "views": views} if views else given
-
-
-def flat(
-    leaves: Sequence[Leaf], acted: ActionBatch, *, convert: bool = True
-) -> dict[str, np.ndarray]:
-    """Returns everything that acting gave as arrays by name."""
-    if convert:
-        found = zip(leaves, batch_leaves(leaves, acted.actions, "actions"), strict=True)
-        named = {leaf.name("actions"): array for leaf, array in found}
-    else:
-        named = by_leaf(leaves, acted.actions)
-    named |= {f"state_out_{i}": np.asarray(x) for i, x in enumerate(acted.state_outs)}
-    return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
-
-
-def by_leaf(leaves: Sequence[Leaf], actions: Structure) -> dict[str, np.ndarray]:
-    """Returns the leaves of nested actions by name, in the dtypes that they have."""
-    return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
 
 
 def env_actions(policy: Policy, own: Sequence[np.ndarray]) -> Any:
