@@ -100,10 +100,8 @@ class Subject:
     def flat(self, acted: ActionBatch, *, convert: bool = True) -> dict[str, np.ndarray]:
         """Returns everything that acting gave as arrays by name, in the dtypes of the space."""
         if convert:
-            found = zip(
-                self.leaves, batch_leaves(self.leaves, acted.actions, "actions"), strict=True
-            )
-            named = {leaf.name("actions"): array for leaf, array in found}
+            arrays = batch_leaves(self.leaves, acted.actions, "actions")
+            named = {leaf.name("actions"): x for leaf, x in zip(self.leaves, arrays, strict=True)}
         else:
             named = self.by_leaf(acted.actions)
         named |= {f"state_out_{i}": np.asarray(x) for i, x in enumerate(acted.state_outs)}
