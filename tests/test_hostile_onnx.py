@@ -209,9 +209,10 @@ def test_names_that_are_no_text_are_refused(name, tmp_path):
 @pytest.mark.core
 def test_a_file_of_very_many_parts_is_refused_before_they_are_read():
     empty = b"\x0a\x00" * 10_001  # nodes without anything
+    model = b"\x3a" + player.encode_varint(len(empty)) + empty
     with pytest.raises(ValueError, match="more than 10000 nodes or 200000 parts"):
-        rebuild_model(HERE, b"\x3a" + player._as_varint(len(empty)) + empty)
-    assert len(rebuild_model(HERE, b"\x3a" + player._as_varint(len(empty)) + empty, limited=False))
+        rebuild_model(HERE, model)
+    assert len(rebuild_model(HERE, model, limited=False))
 
 
 # -- what a model takes ---------------------------------------------------------------------------

@@ -43,6 +43,7 @@ COMMANDS = "tfpolicies.commands"
 
 RUNS = "runs"  # the folder of all runs, unless another one is named
 
+_Number = Callable[[str], float]
 _DEBUG: Any = {"action": "store_true", "help": "show the traceback of an error"}
 
 
@@ -52,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See `{self.prog} --help`.")
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         choices = action.choices or ()
         if choices and value not in choices:
             name = action.metavar or "/".join(action.option_strings) or action.dest
@@ -67,10 +68,10 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument(name, metavar=metavar, help=help, **settings)
 
     def add_number(
-        self, name: str, default: Any, help: str, kind: Any = positive, metavar: str | None = None
+        self, name: str, default: float | None, help: str, kind: _Number = positive, **settings: Any
     ) -> None:
         """Adds an option that takes a number of a kind, which `cli/values.py` has."""
-        self.add_argument(name, type=kind, default=default, metavar=metavar, help=help)
+        self.add_argument(name, type=kind, default=default, help=help, **settings)
 
     def add_switch(self, name: str, help: str) -> None:
         """Adds an option that is on where it is given."""
@@ -185,23 +186,16 @@ def _run_own(module: str, args: argparse.Namespace) -> int:
 
 def _train(parser: _Parser) -> None:
     groups = {word.group: parser.add_argument_group(word.group) for word in WORDS.values()}
-    groups[WHAT].add_argument(
-        "env", nargs="?", metavar="ENV", help="registered name, or module:Class"
-    )
+    env = "registered name, or module:Class"
+    groups[WHAT].add_argument("env", nargs="?", metavar="ENV", help=env)
     for name, word in WORDS.items():
         groups[word.group].add_argument(flag(name), help=word.help, **word.argument())
     groups[WHAT].add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
-    groups[RUN].add_argument(
-        "--run-dir", metavar="DIR", help=f"folder of all runs (default {RUNS})"
-    )
+    runs = f"folder of all runs (default {RUNS})"
+    groups[RUN].add_argument("--run-dir", metavar="DIR", help=runs)
     groups[RUN].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
-    groups[RUN].add_argument(
-        "--model-work-limit",
-        type=float,
-        metavar="TIMES",
-        help="with --resume: how many times the usual work a stored Keras model may take (default "
-        "1)",
-    )
+    work = "with --resume: how many times the usual work a stored Keras model may take (default 1)"
+    groups[RUN].add_argument("--model-work-limit", type=float, metavar="TIMES", help=work)
 
 
 _CONFIG_HELP = (
@@ -225,9 +219,8 @@ def _record(parser: _Parser) -> None:
 
 def _add_looking(parser: _Parser) -> None:
     _add_playing(parser, episodes=3)
-    parser.add_number(
-        "--max-steps", 10_000, "cut an episode after this many steps (default 10,000)"
-    )
+    steps = "cut an episode after this many steps (default 10,000)"
+    parser.add_number("--max-steps", 10_000, steps)
 
 
 def _export(parser: _Parser) -> None:
@@ -238,21 +231,13 @@ def _export(parser: _Parser) -> None:
     parser.add_word("--onnx", "OPSET", onnx, nargs="?", type=opset, const=True)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
-    form.add_argument(
-        "--layout",
-        choices=("tf-serving", "triton", "mlserver", "kserve", "kubernetes"),
-        help="write what this engine reads, right into DIR; kubernetes: for `tfpolicies serve`",
-    )
-    form.add_argument(
-        "--litert",
-        nargs="?",
-        choices=("float16", "int8"),
-        const=True,
-        help="write LiteRT only, with weights rounded to this if it is given",
-    )
-    form.add_argument(
-        "--web", action="store_true", help="write ONNX with a page that runs it in a browser"
-    )
+    layouts = ("tf-serving", "triton", "mlserver", "kserve", "kubernetes")
+    layout = "write what this engine reads, right into DIR; kubernetes: for `tfpolicies serve`"
+    form.add_argument("--layout", choices=layouts, help=layout)
+    litert = "write LiteRT only, with weights rounded to this if it is given"
+    form.add_argument("--litert", nargs="?", choices=("float16", "int8"), const=True, help=litert)
+    web = "write ONNX with a page that runs it in a browser"
+    form.add_argument("--web", action="store_true", help=web)
     ort_web = "dist folder of the npm package onnxruntime-web, to copy in; default: a CDN"
     parser.add_word("--ort-web", "FOLDER", ort_web)
 
@@ -273,12 +258,8 @@ def _add_runtime(parser: _Parser) -> None:
 
 
 def _add_device(parser: _Parser) -> None:
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda", "auto"),
-        default="cpu",
-        help="where ONNX Runtime computes; auto: on a GPU if it can (default cpu)",
-    )
+    where = "where ONNX Runtime computes; auto: on a GPU if it can (default cpu)"
+    parser.add_word("--device", None, where, choices=("cpu", "cuda", "auto"), default="cpu")
 
 
 def _serve(parser: _Parser) -> None:
@@ -299,17 +280,13 @@ def _serve(parser: _Parser) -> None:
     parser.add_number("--max-seconds", 20, seconds, metavar="SECONDS")
     _add_runtime(parser)
     drain = "for which it answers after SIGTERM, but says that it is not ready (default 5)"
-    parser.add_number("--drain-seconds", 5, drain, count, "SECONDS")
+    parser.add_number("--drain-seconds", 5, drain, count, metavar="SECONDS")
     parser.add_switch("--control", "let requests load and unload models")
     token = "with a token that requests must bring (Authorization: Bearer TOKEN)"
     parser.add_word("--token-file", "FILE", token, type=Path)
     parser.add_switch("--access-log", "print a line for each request (default: none)")
-    parser.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="of the lines on standard output (default text)",
-    )
+    lines = "of the lines on standard output (default text)"
+    parser.add_word("--log-format", None, lines, choices=("text", "json"), default="text")
     certificate = "with the server's certificate in PEM, for HTTPS and for gRPC with TLS"
     parser.add_word("--tls-cert", "FILE", certificate, type=Path)
     parser.add_word("--tls-key", "FILE", "with the private key of --tls-cert, in PEM", type=Path)
@@ -352,12 +329,8 @@ def _predict(parser: _Parser) -> None:
 
 
 def _tuned(parser: _Parser) -> None:
-    parser.add_argument(
-        "--algo",
-        type=algorithm_word,
-        choices=algorithm_names(),
-        help="of this algorithm alone",
-    )
+    names, only = algorithm_names(), "of this algorithm alone"
+    parser.add_word("--algo", None, only, type=algorithm_word, choices=names)
     parser.add_word("--env", "PART", "where ENV has this in its name", default="")
 
 
@@ -381,4 +354,4 @@ def _add_source(parser: _Parser) -> None:
     parser.add_word("--model", "MODULE:FACTORY", model)
     parser.add_word("--algo", "MODULE:CLASS", "the algorithm it was trained by, if it is yours")
     work = "of a stored Keras model: how many times the usual work it may take (default 1)"
-    parser.add_number("--model-work-limit", 1.0, work, float, "TIMES")
+    parser.add_number("--model-work-limit", 1.0, work, float, metavar="TIMES")

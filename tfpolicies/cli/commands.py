@@ -85,26 +85,11 @@ def export(args: argparse.Namespace) -> int:
     WebPage.wanted(args.web, args.ort_web)  # before it takes time
     checkpoint = find_checkpoint(args.source, best=args.best)
     target = resolve_path(args.to)
-    policy = load_policy(
-        checkpoint,
-        console,
-        model=args.model,
-        algo=args.algo,
-        policy_id=args.policy,
-        model_work_limit=args.model_work_limit,
-    )
+    policy = load_policy(checkpoint, console, args, policy_id=args.policy)
     both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
-    exported = export_policy(
-        policy,
-        target,
-        console,
-        onnx=args.onnx or both,
-        saved_model=args.saved_model or both,
-        web=args.web,
-        ort_web=args.ort_web,
-        layout=args.layout,
-        litert=args.litert,
-    )
+    forms = {name: getattr(args, name) for name in ("layout", "litert", "web", "ort_web")}
+    forms |= {name: getattr(args, name) or both for name in ("onnx", "saved_model")}
+    exported = export_policy(policy, target, console, forms)
     console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)
     if args.web:

@@ -93,8 +93,6 @@ def _place(error: BaseException) -> str:
 
 def output_is_closed() -> bool:
     """Whether nobody reads standard output any more."""
-    if not hasattr(select, "poll"):
-        return False
     poll = select.poll()
     poll.register(1, 0)
     return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))

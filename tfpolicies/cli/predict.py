@@ -25,12 +25,9 @@ def predict(args: argparse.Namespace) -> int:
     target = _find_target(args.to, data)
     folder = find_export(args.exported)
     try:
+        prepare, providers = partial(without_outputs, names=[VALUES]), find_providers(args.device)
         policy = OnnxPolicy(
-            folder,
-            sample=args.explore,
-            threads=args.threads,
-            prepare=partial(without_outputs, names=[VALUES]),
-            providers=find_providers(args.device),
+            folder, sample=args.explore, threads=args.threads, prepare=prepare, providers=providers
         )
     except ValueError as error:
         raise ExportError(str(error)) from error

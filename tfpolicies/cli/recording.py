@@ -116,14 +116,7 @@ def scene_of(args: argparse.Namespace, checkpoint: Path, console: Console) -> It
 
     how = {"explore": args.explore, "allow_other_spaces": args.allow_other_spaces}
     if len([*checkpoint.glob("policies/*")]) <= 1:
-        policy = load_policy(
-            checkpoint,
-            console,
-            explore=args.explore,
-            model=args.model,
-            algo=args.algo,
-            model_work_limit=args.model_work_limit,
-        )
+        policy = load_policy(checkpoint, console, args, explore=args.explore)
         scene = Scene(policy, environment_for(policy.config, args.env), **how)
         if not has_several_agents(scene):
             yield scene

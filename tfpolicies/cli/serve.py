@@ -50,15 +50,8 @@ def serve(args: argparse.Namespace) -> int:
             "pip install 'tfpolicies[serve]', or without TensorFlow pip install tfpolicies-serve"
         ) from error
     providers = tuple(find_providers(args.device))
-    limits = Limits(
-        args.max_batch,
-        args.max_sequences,
-        args.sequence_idle,
-        args.max_body,
-        args.threads,
-        args.max_seconds,
-        providers,
-    )
+    values = {name: value for name, value in vars(args).items() if name in Limits._fields}
+    limits = Limits(**values, providers=providers)
     if (args.tls_cert is None) != (args.tls_key is None):
         raise UsageError(
             "--tls-cert and --tls-key belong together: give a certificate and its private key."
@@ -79,15 +72,9 @@ def serve(args: argparse.Namespace) -> int:
             for number, (name, path) in enumerate(paths.items())
         }
         address = Address(args.host, args.port, args.grpc_port)
-        run(
-            Repository(folders, limits, log, pins),
-            address,
-            access,
-            log,
-            drain_seconds=args.drain_seconds,
-            tls=tls,
-            record=log.record if args.access_log else None,
-        )
+        repository = Repository(folders, limits, log, pins)
+        record, drain = log.record if args.access_log else None, args.drain_seconds
+        run(repository, address, access, log, drain_seconds=drain, tls=tls, record=record)
     return DONE
 
 
@@ -209,8 +196,7 @@ def _require_served(path: Path, spec: Path) -> None:
     Raises:
         ExportError: naming what it is, and the command that writes what is served.
     """
-    kind = _unserved(spec)
-    if kind is not None:
+    if (kind := _unserved(spec)) is not None:
         raise ExportError(
             f"{shown(path)} holds {kind}, but serve takes ONNX. Export the run once more: "
             "`tfpolicies export RUN --to DIR --onnx`."

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import ExportError, UsageError
+from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.system.paths import describe_path, resolve_path
 
-_MODEL, _SPEC = "model.onnx", "policy_spec.json"
+_MODEL = "model.onnx"
 
 
 def play_in_own_process(
@@ -70,11 +71,11 @@ def find_export(exported: str | os.PathLike[str]) -> Path:
     if not place.exists():
         raise ExportError(f"{name} does not exist. Give what `tfpolicies export` wrote.")
     models = place.rglob(_MODEL) if place.is_dir() else [place]
-    found = sorted(path.parent for path in models if (path.parent / _SPEC).exists())
+    found = sorted(path.parent for path in models if (path.parent / SPEC_FILE).exists())
     if len(found) != 1:
         names = ", ".join(map(str, found))
         raise ExportError(
-            f"{name} must hold one ONNX export, {_MODEL} with its {_SPEC}, but has "
+            f"{name} must hold one ONNX export, {_MODEL} with its {SPEC_FILE}, but has "
             f"{names or 'none'}. Give the ONNX file, or export with `tfpolicies export RUN --to "
             "DIR`."
         )

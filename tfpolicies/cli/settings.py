@@ -24,6 +24,7 @@ from tfpolicies.errors import (
     UsageError,
     near_matches,
 )
+from tfpolicies.types import Setting
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
@@ -59,7 +60,7 @@ class Word(NamedTuple):
 def _word(
     group: str,
     help: str,
-    default: Any = None,
+    default: Setting = None,
     *,
     setting: str | None = None,
     goal: bool = False,
@@ -72,6 +73,7 @@ def _word(
 
 
 _goal = functools.partial(_word, goal=True)
+_optional_number = functools.partial(_goal, default=0, type=count, metavar="N")
 
 
 def _rate(text: str) -> float:
@@ -214,18 +216,12 @@ class TrainSettings:
     keep_checkpoints: int = _goal(
         WAY, "keep the newest N checkpoints (default 1: only the newest)", 1, **_N
     )
-    record_every: int = _goal(
-        WAY,
-        "record a video of an episode every N iterations (default: never)",
-        0,
-        **{**_N, "type": count},
+    record_every: int = _optional_number(
+        WAY, "record a video of an episode every N iterations (default: never)"
     )
     export: bool = _goal(AFTER, "write SavedModel and ONNX, verified", False)
-    play: int = _goal(
-        AFTER,
-        "play N episodes with the exported ONNX file in a process of its own",
-        0,
-        **{**_N, "type": count},
+    play: int = _optional_number(
+        AFTER, "play N episodes with the exported ONNX file in a process of its own"
     )
     allow_other_spaces: bool = _goal(
         RUN, "go on though the environment's dtypes or action bounds have changed", False
@@ -342,14 +338,13 @@ class TrainSettings:
         Raises:
             UsageError: if one of them cannot be imported.
         """
-        found = {name: getattr(self, name) for name in IMPORTED}
-        made = {name: imported(name, text) for name, text in found.items() if text is not None}
-        given = {name: made[name] for name in ("callbacks",) if name in made}
-        if "model" in made:
-            given["model"] = {"custom_model": made["model"]}
-        if "policy_mapping" in made:
-            given["policy_mapping_fn"] = made["policy_mapping"]
-        return given
+        paths = {name: getattr(self, name) for name in IMPORTED}
+        objects = {name: imported(name, path) for name, path in paths.items() if path is not None}
+        if "model" in objects:
+            objects["model"] = {"custom_model": objects["model"]}
+        if "policy_mapping" in objects:
+            objects["policy_mapping_fn"] = objects.pop("policy_mapping")
+        return objects
 
 
 WORDS: dict[str, Word] = {

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from tfpolicies.algorithms.registry import algorithm_names
-from tfpolicies.cli.settings import algorithm_of, imported, is_own
+from tfpolicies.cli.settings import TrainSettings, algorithm_of, imported, is_own
 from tfpolicies.config.stored_settings import environment_of_file
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
@@ -21,6 +22,10 @@ from tfpolicies.storage.json_values import Missing
 from tfpolicies.storage.manifest import POLICIES
 from tfpolicies.system.paths import resolve_path, shown
 from tfpolicies.system.quiet import load_tensorflow
+
+if TYPE_CHECKING:
+    from tfpolicies.export.result import ExportResult
+    from tfpolicies.policy.tf_policy import TFPolicy
 
 
 class Shipped(NamedTuple):
@@ -71,23 +76,21 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
 def load_policy(
     folder: Path,
     console: Console,
+    source: argparse.Namespace | TrainSettings,
     *,
     explore: bool = False,
-    model: str | None = None,
-    algo: str | None = None,
     policy_id: str | None = None,
-    model_work_limit: float = 1.0,
 ) -> Any:
     """Returns the policy of a checkpoint of a policy or of an algorithm.
 
     Args:
         folder: the checkpoint.
         console: where it is shown that TensorFlow is loading.
+        source: has `model`, a `module:factory` of a model that the checkpoint does not hold;
+            `algo`, the algorithm as `--algo` names it, None if the run says it; and maybe
+            `model_work_limit`, how many times the usual work a stored Keras model may take.
         explore: whether the policy samples its actions.
-        model: `module:factory` of a model that the checkpoint does not hold.
-        algo: the algorithm whose policy it is, as `--algo` names it; None if the run says it.
         policy_id: of an algorithm with several policies, the one that is meant.
-        model_work_limit: how many times the usual work a stored Keras model may take.
 
     Raises:
         CheckpointError: if it is missing, damaged or foreign, or holds several policies and none
@@ -96,19 +99,20 @@ def load_policy(
         UsageError: if the model cannot be imported.
     """
     load(console)
-    given = {} if model is None else {"model": {"custom_model": imported("model", model)}}
+    settings: dict[str, Any] = {"explore": explore}
+    if source.model is not None:
+        settings["model"] = {"custom_model": imported("model", source.model)}
     from tfpolicies.models.work import limit_work
     from tfpolicies.policy.checkpoints import load_policies
     from tfpolicies.policy.policy import Policy
 
     base: Any = Policy
-    settings = {"explore": explore, **given}
     ids = None if policy_id is None else [policy_id]
     trained = _algorithm_of_run(folder)
-    named = algo or (trained if trained in algorithm_names() else None)
+    named = source.algo or (trained if trained in algorithm_names() else None)
     known = [] if named is None else [*algorithm_of(named).policy_classes.values()]
     try:
-        with limit_work(model_work_limit):
+        with limit_work(getattr(source, "model_work_limit", 1.0)):
             found = load_policies(folder, ids, base, settings, known=known)
     except CheckpointError as error:
         if "algo" in error.settings and is_own(trained):
@@ -169,41 +173,40 @@ def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
 
 
 def export_policy(
-    policy: Any,
-    folder: Path,
-    console: Console,
-    *,
-    onnx: bool | int | None,
-    saved_model: bool,
-    layout: str | None = None,
-    litert: bool | str | None = None,
-    web: bool = False,
-    ort_web: str | None = None,
+    policy: TFPolicy, folder: Path, console: Console, forms: Mapping[str, Any]
 ) -> Shipped:
     """Exports a policy, each format verified against it.
 
     An engine's layout goes right into `folder`, of ONNX of the opset that `onnx` names; the others
     have a folder in it.
+
+    Args:
+        policy: what is exported.
+        folder: where to.
+        console: where it is shown what is written.
+        forms: what the options of `tfpolicies export` say that name forms, by name.
     """
-    written: dict[str, Any] = {}
-    if saved_model:
-        with console.status("exporting a SavedModel"):
-            written["SavedModel"] = policy.export_model(folder / "saved_model")
+    onnx, layout, litert = (forms.get(name) for name in ("onnx", "layout", "litert"))
+    results: dict[str, ExportResult] = {}
+
+    def export(name: str, what: str, *place: Any, **options: Any) -> None:
+        with console.status(f"exporting {what}"):
+            results[name] = policy.export_model(*place, **options)
+
+    if forms.get("saved_model"):
+        export("SavedModel", "a SavedModel", folder / "saved_model")
     if layout:
-        with console.status(f"exporting for {layout}"):
-            written[layout] = policy.export_model(folder, onnx, layout=layout)
-    elif onnx or web:
-        with console.status("exporting ONNX"):
-            to = folder / "onnx"
-            written["ONNX"] = policy.export_model(to, onnx or True, web=web, ort_web=ort_web)
+        export(layout, f"for {layout}", folder, onnx, layout=layout)
+    elif onnx or forms.get("web"):
+        web, ort_web = bool(forms.get("web")), forms.get("ort_web")
+        export("ONNX", "ONNX", folder / "onnx", onnx or True, web=web, ort_web=ort_web)
     if litert:
-        with console.status("exporting LiteRT"):
-            written["LiteRT"] = policy.export_model(folder / "litert", litert=litert)
-    figures = {kind: _verified(result) for kind, result in written.items()}
-    return Shipped({kind: Path(result.path) for kind, result in written.items()}, figures)
+        export("LiteRT", "LiteRT", folder / "litert", litert=litert)
+    figures = {name: _verified(result) for name, result in results.items()}
+    return Shipped({name: Path(result.path) for name, result in results.items()}, figures)
 
 
-def _verified(result: Any) -> str:
+def _verified(result: ExportResult) -> str:
     """Says how well an export agrees with its policy."""
     told = f"differs from the policy by at most {result.parity.largest_difference:.1e}"
     if result.agreement is None:

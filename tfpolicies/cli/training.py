@@ -126,7 +126,7 @@ def train(args: argparse.Namespace) -> int:
             return _ended(job, error, debug=args.debug)
 
 
-def _stop(algorithm: Any) -> None:
+def _stop(algorithm: Algorithm) -> None:
     """Closes an algorithm; environments that break in that do not change how the command ends."""
     try:
         algorithm.stop()
@@ -363,8 +363,8 @@ def _ship(job: Job, reason: str) -> Shipped:
         return Shipped({}, {})
     policy = algorithm.get_policy()
     if reason != TARGET and settings.keep_best and run.best.exists():
-        policy = load_policy(run.best, job.console, model=settings.model, algo=settings.algo)
-    shipped = export_policy(policy, run.export, job.console, onnx=True, saved_model=True)
+        policy = load_policy(run.best, job.console, settings)
+    shipped = export_policy(policy, run.export, job.console, {"onnx": True, "saved_model": True})
     if not settings.play:
         return shipped
     with job.console.status(f"playing {counted(settings.play, 'episode')} through ONNX Runtime"):

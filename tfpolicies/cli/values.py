@@ -29,7 +29,7 @@ def _whole(text: str) -> int:
         return int(number)
 
 
-def not_among(value: Any, choices: Collection[str]) -> str:
+def not_among(value: object, choices: Collection[str]) -> str:
     """Returns what a message says of a value that is not among the choices.
 
     >>> not_among("onxx", ["onnx", "tf"])

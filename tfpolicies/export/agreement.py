@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.verify import Comparison, Runner
-from tfpolicies.models.spaces import pick
+from tfpolicies.models.spaces import Leaf, pick
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
+from tfpolicies.types import Structure
 
 ROWS = 1000
 CLOSE = 0.01
@@ -54,20 +55,16 @@ def agreement(
     equal, largest = np.ones(rows, bool), 0.0
     for port in program.act_layout.env_actions:
         name = port.name.replace("env_actions", "actions", 1)
-        error = _relative(ours[name], wanted[name])
+        left, right = (x[name].reshape(rows, -1).astype(np.float64) for x in (ours, wanted))
+        scale = np.maximum(1.0, np.abs(right).max(axis=0, initial=0.0))  # of each column
+        error = np.abs(left - right) / scale
         equal &= (error <= (CLOSE if wanted[name].dtype.kind == "f" else 0.0)).all(axis=1)
         if wanted[name].dtype.kind == "f":
             largest = max(largest, float(error.max(initial=0.0)))
     return Agreement(rows, observations is not None, float(equal.mean()), largest)
 
 
-def _relative(given: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Returns the differences of rows `[N, k]`, relative to the largest of each column."""
-    first, second = (x.reshape(len(x), -1).astype(np.float64) for x in (given, right))
-    return np.abs(first - second) / np.maximum(1.0, np.abs(second).max(axis=0, initial=0.0))
-
-
-def checked_observations(program: Program, observations: Any) -> list[np.ndarray]:
+def checked_observations(program: Program, observations: Structure) -> list[np.ndarray]:
     """Returns one array `[N, *shape]` per leaf of what a caller gave.
 
     Raises:
@@ -82,7 +79,7 @@ def checked_observations(program: Program, observations: Any) -> list[np.ndarray
     return found
 
 
-def _leaf(observations: Any, leaf: Any) -> np.ndarray:
+def _leaf(observations: Structure, leaf: Leaf) -> np.ndarray:
     wanted = f"[N, {', '.join(map(str, leaf.shape))}]" if leaf.shape else "[N]"
     name = f"observations{'/'.join(('', *leaf.path))}"
     try:

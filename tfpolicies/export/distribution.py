@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.distributions import (
@@ -18,6 +19,7 @@ from tfpolicies.models.distributions.base import is_distribution
 from tfpolicies.models.distributions.gaussian import LOG_STD_RANGE
 from tfpolicies.models.spaces import Leaf, cell_sizes, half_width_and_middle, is_float_box
 from tfpolicies.program.program import Program
+from tfpolicies.program.spec import ProgramSpec
 
 _KINDS: dict[Any, str] = {
     Categorical: "choices",
@@ -60,7 +62,7 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
     return found
 
 
-def samples_by_itself(spec: Any) -> bool:
+def samples_by_itself(spec: ProgramSpec) -> bool:
     """Whether the class says how actions are sampled, so that the distribution does not tell."""
     owner = spec.policy_class
     return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
@@ -68,17 +70,17 @@ def samples_by_itself(spec: Any) -> bool:
 
 def _record(program: Program, leaf: Leaf, kind: str, columns: list[int]) -> dict[str, Any]:
     record: dict[str, Any] = {"path": list(leaf.path), "kind": kind, "columns": columns}
-    if is_float_box(leaf.space):
+    space: Any = leaf.space
+    if is_float_box(space):
         if kind == "squashed_normal":
             record["log_std_range"] = list(LOG_STD_RANGE)
-        return {**record, **_range(program.spec.action_mapping, leaf.space)}
-    space: Any = leaf.space
+        return {**record, **_range(program.spec.action_mapping, space)}
     lowest = getattr(space, "start", getattr(space, "low", 0))  # a MultiBinary has neither
     first = np.broadcast_to(lowest, leaf.shape).reshape(-1)
     return {**record, "sizes": list(cell_sizes(space)), "first": first.tolist()}
 
 
-def _range(mapping: ActionMapping, space: Any) -> dict[str, Any]:
+def _range(mapping: ActionMapping, space: spaces.Box) -> dict[str, Any]:
     low, high = (x.astype(np.float64).reshape(-1) for x in (space.low, space.high))
     half_width, middle = np.ones_like(low), np.zeros_like(low)
     if mapping.normalize:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
@@ -26,6 +25,7 @@ from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Structure
 
 TF_SERVING = "tf-serving"
 _SAVED_MODEL, _ONNX, _LITERT = "saved_model", "onnx", "litert"
@@ -54,7 +54,7 @@ def export_policy(
     *,
     layout: str | None = None,
     litert: bool | str = False,
-    observations: Any = None,
+    observations: Structure | None = None,
     web: bool = False,
     ort_web: str | os.PathLike[str] | None = None,
 ) -> ExportResult:
@@ -66,7 +66,7 @@ def export_policy(
         ExportError: if they contradict each other, the folder holds an export of another form that
             would mix with this one, or it cannot be exported.
     """
-    opset = OPSET if any(onnx is each for each in (None, False, True)) else checked_opset(onnx)
+    opset = OPSET if onnx is None or isinstance(onnx, bool) else checked_opset(onnx)
     form = _form(onnx, layout, litert, web)
     export_dir = resolve_path(export_dir)
     _require_no_other(export_dir, form)
@@ -81,7 +81,7 @@ def export_policy(
     return _WRITERS[form](job)
 
 
-def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
+def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: bool) -> str:
     """Returns which form is meant.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 import numpy as np
@@ -60,19 +59,8 @@ def export_litert(job: ExportJob) -> ExportResult:
         run = by_steps(_step(content), program)
         parity = verify(run, program, state, [GREEDY], tolerance)
         acting = agreement(run, program, state, given)
-        write_spec(
-            staging,
-            program,
-            serving,
-            parity,
-            artefact="litert",
-            files={GREEDY: MODEL_FILE},
-            sha256={MODEL_FILE: hashlib.sha256(content).hexdigest()},
-            opset=None,
-            weights=weights,
-            agreement=acting._asdict(),
-            packages=("tensorflow", "keras", "ai_edge_litert"),
-        )
+        entries = {"opset": None, "weights": weights, "agreement": acting._asdict()}
+        write_spec(staging, "litert", serving, parity, {GREEDY: MODEL_FILE}, **entries)
         place_files(staging, target, [MODEL_FILE, SPEC_FILE])
     path = target / MODEL_FILE
     use = f"Load it with ai_edge_litert.interpreter.Interpreter({str(path)!r})."

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import operator
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,12 +45,11 @@ def export_onnx(job: ExportJob) -> ExportResult:
         ForkError: if this process was forked after TensorFlow had started.
     """
     target, page = job.target, job.page
-    with onnx_staging(job) as staging:
-        entries = {} if page is None else {"web": page.runtime}
-        parity = write_onnx(staging, job, **entries)
-        shutil.copyfile(_PLAYER, staging / PLAYER_FILE)
-        shown = [] if page is None else page.write(staging)
-        place_files(staging, target, [*shown, *ONNX_FILES.values(), PLAYER_FILE, SPEC_FILE])
+    others = {PLAYER_FILE: _PLAYER.read_bytes()}
+    if page is None:
+        parity = write_onnx(job, others)
+    else:
+        parity = write_onnx(job, {**page.files(), **others}, web=page.runtime)
     path = target / ONNX_FILES[GREEDY]
     use = f"Load it with onnxruntime.InferenceSession({str(path)!r})."
     if page is not None:
@@ -76,49 +73,34 @@ def onnx_staging(job: ExportJob) -> Iterator[Path]:
         yield staging
 
 
-def write_onnx(folder: Path, job: ExportJob, **entries: Any) -> Parity:
-    """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` into a folder, verified.
+def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: Any) -> Parity:
+    """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` of a job, verified.
 
     Args:
-        folder: where they go.
-        job: what is exported.
+        job: what is exported, and where to.
+        others: files that go beside them, by name.
         **entries: what else `policy_spec.json` says.
+
+    Raises:
+        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
+        ExportError: whatever else goes wrong; the folder is then as it was.
+        ForkError: if this process was forked after TensorFlow had started.
     """
-    serving = Serving(job.program, job.state)
-    for signature, name in ONNX_FILES.items():
-        function = serving.flat_function(signature)
-        content = onnx_model(function, serving.inputs[signature], serving.outputs, job.opset)
-        (folder / name).write_bytes(content)
-    parity = verify_onnx(folder, job.program, job.state)
-    write_onnx_spec(folder, job, serving, parity, ONNX_FILES, **entries)
+    with onnx_staging(job) as folder:
+        serving = Serving(job.program, job.state)
+        for signature, name in ONNX_FILES.items():
+            function = serving.flat_function(signature)
+            content = onnx_model(function, serving.inputs[signature], serving.outputs, job.opset)
+            (folder / name).write_bytes(content)
+        parity = verify_onnx(folder, job.program, job.state)
+        write_spec(folder, "onnx", serving, parity, ONNX_FILES, opset=job.opset, **entries)
+        for name, content in others.items():
+            (folder / name).write_bytes(content)
+        place_files(folder, job.target, [*others, *ONNX_FILES.values(), SPEC_FILE])
     return parity
 
 
-def write_onnx_spec(
-    folder: Path,
-    job: ExportJob,
-    serving: Serving,
-    parity: Parity,
-    files: Mapping[str, str],
-    **entries: Any,
-) -> None:
-    """Writes the `policy_spec.json` of ONNX files, with their checksums.
-
-    Args:
-        folder: where the files are.
-        job: what is exported.
-        serving: gives inputs and outputs.
-        parity: the result of the verification.
-        files: the file of each signature.
-        **entries: what else it says.
-    """
-    sha256 = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in files.values()}
-    packages = ("tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime")
-    own = {"artefact": "onnx", "files": files, "sha256": sha256, "opset": job.opset}
-    write_spec(folder, job.program, serving, parity, packages=packages, **own, **entries)
-
-
-def checked_opset(opset: Any) -> int:
+def checked_opset(opset: int) -> int:
     """Returns the version of ONNX's operators as an integer that is in `OPSETS`.
 
     Raises:

@@ -148,13 +148,9 @@ class OnnxPolicy:
         if sample:
             _check_noise(ports["inputs"], self.spec["noise"]["blocks"])
         whole = rebuild_model(self.file, content, limited=limited)
+        name, model = str(self.file), prepare(whole)
         self._model = LimitedSession(
-            str(self.file),
-            prepare(whole),
-            threads,
-            limited=limited,
-            tried=whole,
-            providers=providers,
+            name, model, threads, limited=limited, tried=whole, providers=providers
         )
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
         given = {output.name for output in self._model.session.get_outputs()}
@@ -254,14 +250,11 @@ class OnnxPolicy:
         That is the memory, and the last steps of what the policy looks back on, `[rows, steps,
         ...]` each, the newest one last.
         """
-        found = {x["name"]: np.zeros((rows, *_row_shape(x)), x["dtype"]) for x in self._memory}
-        depths: dict[str, int] = {}
-        for seen in self._seen:
-            depths[seen.source] = max(depths.get(seen.source, 0), -min(seen.shifts))
-        for seen in self._seen:
-            shape = (rows, depths[seen.source], *seen.shape)
-            found[seen.source] = np.zeros(shape, seen.dtype)
-        return found
+        carried = {x["name"]: np.zeros((rows, *_row_shape(x)), x["dtype"]) for x in self._memory}
+        for seen in sorted(self._seen, key=lambda seen: -min(seen.shifts)):  # the deepest last
+            shape = (rows, -min(seen.shifts), *seen.shape)
+            carried[seen.source] = np.zeros(shape, seen.dtype)
+        return carried
 
     def after(
         self,
@@ -566,7 +559,7 @@ _NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] 
 }
 
 
-def _nested(space: Mapping[str, Any], leaves: Any) -> Any:
+def _nested(space: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
     """Puts one value per leaf into the structure of a space's record."""
     if space["type"] == "Dict":
         return {key: _nested(sub, leaves) for key, sub in space["spaces"]}
@@ -700,14 +693,10 @@ _KEPT: dict[str, dict[int, str]] = {
     "node": {1: "", 2: "", 3: "", 4: "", 5: "attribute", 7: ""},
     "attribute": {
         **dict.fromkeys((1, 2, 3, 4, 7, 8, 9, 20), ""),
-        5: "tensor",
-        6: "graph",
-        10: "tensor",
-        11: "graph",
-        14: "type",
-        15: "type",
-        22: "sparse",
-        23: "sparse",
+        **dict.fromkeys((5, 10), "tensor"),
+        **dict.fromkeys((6, 11), "graph"),
+        **dict.fromkeys((14, 15), "type"),
+        **dict.fromkeys((22, 23), "sparse"),
     },
     "tensor": dict.fromkeys((1, 2, 4, 5, 7, 8, 9, 10, 11), ""),
     "sparse": {1: "tensor", 2: "tensor", 3: ""},
@@ -723,12 +712,18 @@ _KEPT: dict[str, dict[int, str]] = {
 `quantization_annotation`, `metadata_props`, texts for readers and unknown fields are left out.
 """
 
+
+def _other_domain(content: memoryview) -> str:
+    if content in _DOMAINS:
+        return ""
+    return f"has operators of {bytes(content[:100]).decode(errors='replace')!r}"
+
+
 _REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
     ("model", 20): lambda content: "has a part for training",
     ("model", 25): lambda content: "has functions",
     ("attribute", 21): lambda content: "has functions",
-    ("opset", 1): lambda content: _other_domain(content),
-    ("node", 7): lambda content: _other_domain(content),
+    **dict.fromkeys([("opset", 1), ("node", 7)], _other_domain),
     ("node", 4): lambda content: _TEXTS if bytes(content[:6]) == b"String" else "",
     ("attribute", 1): lambda content: _TEXTS if b"string" in bytes(content) else "",
     ("tensor", 2): lambda content: _TEXTS if _varint(content, 0)[0] == _TEXT else "",
@@ -748,12 +743,6 @@ _NAMED |= {("node", field) for field in (1, 2, 3, 4)}
 _TEXTS = "has tensors of texts"  # whose memory ONNX Runtime does not count
 _TEXT = 8  # their number in `TensorProto.DataType`
 _MOST_PARTS, _MOST_NODES, _DEEPEST = 200_000, 10_000, 60
-
-
-def _other_domain(content: memoryview) -> str:
-    if content in _DOMAINS:
-        return ""
-    return f"has operators of {bytes(content[:100]).decode(errors='replace')!r}"
 
 
 class _Rebuilding:
@@ -794,13 +783,13 @@ class _Rebuilding:
                 if wire != 2:
                     raise IndexError
                 content = memoryview(self.copy(inside, content, depth + 1))
-            result += _as_varint(field << 3 | wire)
+            result += encode_varint(field << 3 | wire)
             if wire == 2:
-                result += _as_varint(len(content))
+                result += encode_varint(len(content))
             result += content
         if self._read_external and external:
             weights = self._read_external(external)
-            result += _as_varint(_RAW_DATA << 3 | 2) + _as_varint(len(weights)) + weights
+            result += encode_varint(_RAW_DATA << 3 | 2) + encode_varint(len(weights)) + weights
         return result
 
 
@@ -898,7 +887,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
     raise IndexError
 
 
-def _as_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Returns a number that is not negative as `_varint` reads it, in as few bytes as possible."""
     digits = bytearray()
     while value > 127:
@@ -983,7 +972,7 @@ class LimitedSession:
         """
         has_clock = self._limited and options is None
         if has_clock:
-            CALL_CLOCK.start(self)
+            CALL_CLOCK.start(self.stop)
         try:
             return self.session.run(names, feed, options or self._options)
         except Exception as error:
@@ -1015,15 +1004,15 @@ class CallClock:
     """Stops models whose calls take longer than `CALL_SECONDS`, from a thread of its own."""
 
     def __init__(self) -> None:
-        self._due: dict[int, tuple[float, Any]] = {}  # by the thread of the call
+        self._due: dict[int, tuple[float, Callable[[], None]]] = {}  # by the thread of the call
         self._process = 0  # the id of the process that the clock runs in, which may be forked
 
-    def start(self, model: Any) -> None:
-        """Begins to measure a call of this thread; `model.stop()` ends it if it takes too long."""
+    def start(self, stop: Callable[[], None]) -> None:
+        """Begins to measure a call of this thread; `stop` ends it if it takes too long."""
         if self._process != os.getpid():
             self._process, self._due = os.getpid(), {}
             threading.Thread(target=self._watch, daemon=True).start()
-        self._due[threading.get_ident()] = time.monotonic() + CALL_SECONDS, model
+        self._due[threading.get_ident()] = time.monotonic() + CALL_SECONDS, stop
 
     def stop(self) -> None:
         """Stops measuring it."""
@@ -1032,9 +1021,9 @@ class CallClock:
     def _watch(self) -> None:
         while True:
             time.sleep(min(1.0, CALL_SECONDS / 4))
-            for due, model in list(self._due.values()):
+            for due, stop in list(self._due.values()):
                 if time.monotonic() > due:
-                    model.stop()
+                    stop()
 
 
 CALL_CLOCK = CallClock()
@@ -1137,7 +1126,7 @@ def _try(seconds: float, memory: int) -> None:
     os._exit(status)
 
 
-def _trial_input(port: Any) -> np.ndarray:
+def _trial_input(port: onnxruntime.NodeArg) -> np.ndarray:
     """Returns ones for an input: as many rows as are tried, and one of what else is free."""
     sizes = [size if isinstance(size, int) else 1 for size in port.shape]
     if sizes and not isinstance(port.shape[0], int):
@@ -1360,24 +1349,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     policy = OnnxPolicy(path, sample=options.sample, providers=providers)
     if ":" in options.env and "" not in sys.path:  # an isolated interpreter finds no module here
         sys.path.append(str(Path.cwd()))
-    played = play(
-        policy,
-        options.env,
-        options.episodes,
-        seed=options.seed,
-        num_envs=options.num_envs,
-        render=options.render,
-        env_config=options.env_config,
-    )
+    how = ("seed", "num_envs", "render", "env_config")
+    settings = {name: getattr(options, name) for name in how}
+    played = play(policy, options.env, options.episodes, **settings)
     loaded = [name for name in NOT_NEEDED if name in sys.modules]
     returns, steps = played.returns, sum(played.lengths)
     mean, std = float(np.mean(returns)), float(np.std(returns))
     if options.json:
+        asked = {name: getattr(options, name) for name in ("env", "episodes", "seed", "sample")}
         report = {
-            "env": options.env,
-            "episodes": options.episodes,
-            "seed": options.seed,
-            "sample": options.sample,
+            **asked,
             "model": policy.file.name,
             "mean_return": mean,
             "std_return": std,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,10 @@ from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.attr_value_pb2 import AttrValue
+    from tensorflow.core.framework.graph_pb2 import GraphDef
 
 
 class ReferenceActing:
@@ -82,7 +86,7 @@ def _doubled(dtype: tf.DType) -> tf.DType:
     return tf.float64 if dtype == tf.float32 else dtype
 
 
-def _in_double(graph: Any) -> Any:
+def _in_double(graph: GraphDef) -> Any:
     """Returns a `GraphDef` with float64 in place of float32; its functions get names of their own.
 
     Two functions of one name and different contents cannot be in one process.
@@ -101,7 +105,7 @@ def _in_double(graph: Any) -> Any:
     return graph
 
 
-def _double_attributes(attributes: Any, names: dict[str, str]) -> None:
+def _double_attributes(attributes: MutableMapping[str, AttrValue], names: dict[str, str]) -> None:
     """Changes types, constants and names of functions among the attributes of a node."""
     single = tf.float32.as_datatype_enum
     double = tf.float64.as_datatype_enum

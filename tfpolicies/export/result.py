@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +18,17 @@ from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.export.verify import Parity
 from tfpolicies.models.distributions.noise import merge
 from tfpolicies.models.ports import NOISE
-from tfpolicies.program.program import Program
+from tfpolicies.storage.manifest import sha256
 from tfpolicies.storage.spaces_json import encode_space
 
 FORMAT = "tfpolicies.policy_spec"
 FORMAT_VERSION = 2
+_PACKAGES = {
+    "saved_model": (),
+    "onnx": ("tf2onnx", "onnx", "onnxruntime"),
+    "litert": ("ai_edge_litert",),
+}
+"""What wrote each kind of artefact, besides TensorFlow and Keras."""
 
 
 class ExportResult(NamedTuple):
@@ -51,30 +57,35 @@ class ExportResult(NamedTuple):
 
 def write_spec(
     folder: Path,
-    program: Program,
+    artefact: str,
     serving: Serving,
     parity: Parity,
-    *,
-    packages: Sequence[str],
+    files: Mapping[str, str] | None = None,
     **entries: Any,
 ) -> None:
     """Writes `policy_spec.json`: all that a program needs in order to use the export.
 
     Args:
         folder: where the file goes.
-        program: gives spaces and policy class.
-        serving: gives inputs and outputs.
+        artefact: "saved_model", "onnx" or "litert".
+        serving: gives inputs and outputs, spaces and policy class.
         parity: the result of the verification.
-        packages: modules whose versions are recorded.
+        files: of each signature, in the folder; None for a SavedModel.
         **entries: what only one kind of export has.
     """
+    program = serving.program
     spec = program.spec
+    if files is not None:
+        digests = {name: sha256((folder / name).read_bytes()) for name in files.values()}
+        entries = {"files": files, "sha256": digests, **entries}
     blocks = merge([("normal", program.ports.noise_size), *spec.dist_class.noise_blocks])
     outputs = [_port_json(port) for port in serving.outputs]
+    packages = "tensorflow", "keras", *_PACKAGES[artefact]
     versions = {name: importlib.import_module(name).__version__ for name in packages}
     record: Mapping[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
+        "artefact": artefact,
         **entries,
         "policy_class": spec.policy_class.__name__,
         "versions": {"tfpolicies": __version__, **versions},

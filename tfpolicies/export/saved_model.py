@@ -52,15 +52,7 @@ def export_saved_model(job: ExportJob, extend: Extension | None = None) -> Expor
             serving.module.__call__ = serving.as_callable()
             tf.saved_model.save(serving.module, str(folder), signatures=serving.signatures)
         parity = verify_saved_model(folder, program, state)
-        write_spec(
-            folder,
-            program,
-            serving,
-            parity,
-            artefact="saved_model",
-            opset=None,
-            packages=("tensorflow", "keras"),
-        )
+        write_spec(folder, "saved_model", serving, parity, opset=None)
         if extend is not None:
             extend(folder, serving)
         link_newest(staging, staging)

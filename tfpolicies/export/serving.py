@@ -23,6 +23,7 @@ gives one step of each sequence, `[B, ...]`, instead, and has no `seq_lens`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
+from tfpolicies.types import TensorStructure
 
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
@@ -66,11 +68,12 @@ class Serving:
     """A Program and the weights of one state as functions of named tensors.
 
     Args:
-        program: gives the functions.
+        program: likewise.
         state: its weights are copied.
         stepwise: whether a policy with a memory takes one step, `[B, ...]`, instead of sequences.
 
     Attributes:
+        program: gives the functions.
         module: owns the weights as variables.
         signatures: the concrete function of each signature.
         inputs: the ports of each signature, observations first.
@@ -81,11 +84,11 @@ class Serving:
     """
 
     def __init__(self, program: Program, state: PolicyState, *, stepwise: bool = False) -> None:
-        self._program = program
+        self.program = program
         self._sequences = program.ports.is_recurrent and not stepwise
         self.module = tf.Module(name="policy")
         self.module.weights = [
-            tf.Variable(state.arrays[slot.key], name=_plain(slot.key))
+            tf.Variable(state.arrays[slot.key], name=re.sub(r"[^\w/]", "_", slot.key))
             for slot in program.layout.acting
         ]
         self.explorer = serving_explorer(program)
@@ -94,18 +97,17 @@ class Serving:
         self.inputs[SAMPLE] = [*self.inputs[GREEDY], ServingPort(noise, 1 + self._sequences)]
         self.outputs = output_ports(program, stepwise=stepwise)
         with program.lock:
-            self.signatures = {name: self._traced(name) for name in self.inputs}
+            serve = tf.function(self._serve, autograph=False)
+            self.signatures = {
+                name: serve.get_concrete_function(**{port.name: port.tensor_spec for port in ports})
+                for name, ports in self.inputs.items()
+            }
         for name, function in self.signatures.items():
             _refuse_python(name, function.graph)
 
-    def _traced(self, signature: str) -> Any:
-        ports = self.inputs[signature]
-        function = tf.function(self._serve, autograph=False)
-        return function.get_concrete_function(**{port.name: port.tensor_spec for port in ports})
-
     def _serve(self, **given: tf.Tensor) -> dict[str, tf.Tensor]:
-        outputs = self._program.act_layout.flatten(self._act(given))
-        found = served_outputs(self._program, outputs)
+        outputs = self.program.act_layout.flatten(self._act(given))
+        found = served_outputs(self.program, outputs)
         leading = tf.shape(given[self.inputs[GREEDY][0].name])[:2]
         for port in self.outputs:
             x = found[port.name]
@@ -119,10 +121,10 @@ class Serving:
 
     def as_callable(self) -> Any:
         """Returns `serving_default` as a traced function `f(obs, *others)` of positions."""
-        greedy, ports = self.signatures[GREEDY], self._program.ports
+        greedy, ports = self.signatures[GREEDY], self.program.ports
         specs = {port.name: port.tensor_spec for port in self.inputs[GREEDY]}
 
-        def call(obs: Any, *others: tf.Tensor) -> dict[str, tf.Tensor]:
+        def call(obs: TensorStructure, *others: tf.Tensor) -> dict[str, tf.Tensor]:
             parts = [pick(obs, leaf.path) for leaf in ports.obs_leaves]
             return greedy(**dict(zip(specs, [*parts, *others], strict=True)))
 
@@ -132,7 +134,7 @@ class Serving:
         return function
 
     def _act(self, given: dict[str, tf.Tensor]) -> ActOutputs:
-        ports = self._program.ports
+        ports = self.program.ports
         weights = [variable.read_value() for variable in self.module.weights]
         first = given[ports.all[0].name]
         steps: Any = 1
@@ -148,13 +150,19 @@ class Serving:
         if noise is None:
             noise = tf.zeros([tf.shape(inputs[0])[0], self.explorer.noise_size], tf.float32)
         params = tf.zeros([self.explorer.num_params], tf.float32)
-        return self._program.functions.act(
-            weights,
-            ActInputs(inputs, noise, params),
-            seq_lens=given.get(SEQ_LENS),
-            time_steps=steps,
-            explorer=self.explorer,
+        rows, lengths = ActInputs(inputs, noise, params), given.get(SEQ_LENS)
+        return self.program.functions.act(
+            weights, rows, seq_lens=lengths, time_steps=steps, explorer=self.explorer
         )
+
+
+def protocol_datatype(dtype: np.dtype) -> str:
+    """Returns the name of a dtype in the Open Inference Protocol.
+
+    >>> protocol_datatype(np.dtype("float32")), protocol_datatype(np.dtype("uint8"))
+    ('FP32', 'UINT8')
+    """
+    return dtype.name.upper().replace("FLOAT", "FP")
 
 
 def serving_explorer(program: Program) -> Any:
@@ -210,11 +218,7 @@ def _unfolded(x: tf.Tensor, leading: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, tf.concat([leading, tf.constant(x.shape[1:].as_list(), tf.int32)], axis=0))
 
 
-def _plain(key: str) -> str:
-    return "".join(c if c.isalnum() or c in "_/" else "_" for c in key)
-
-
-def _refuse_python(signature: str, graph: Any) -> None:
+def _refuse_python(signature: str, graph: tf.Graph) -> None:
     definition = graph.as_graph_def()
     functions = definition.library.function
     nodes = [*definition.node, *(node for each in functions for node in each.node_def)]

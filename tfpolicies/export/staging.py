@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
-import functools
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -39,7 +38,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
     with folder_made(place), contextlib.ExitStack() as closing:
         for each in {place, target.parent}:
             remove_abandoned(x for x in each.glob(".export.*.tfp-tmp") if is_temporary(x.name))
-        folder, lock = make_locked_folder(functools.partial(_make_staging, place))
+        folder, lock = make_locked_folder(lambda: _make_staging(place))
         closing.callback(lock.release)
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
         content = folder / "export"
@@ -168,15 +167,17 @@ def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[N
             if (target / name).is_dir():
                 path = str(target / name)
                 raise ExportError(f"{path!r} is a folder, where a file is to be written.")
-        names = [name for name in names if not _is_same(staged / name, target / name)]
-        backup = staged / "before"
+        backup, changed = staged / "before", []
         backup.mkdir()
         for name in names:
-            if (target / name).exists():
-                shutil.copy2(target / name, backup / name)
+            old = target / name
+            if not (old.exists() and filecmp.cmp(staged / name, old, shallow=False)):
+                changed.append(name)
+                if old.exists():
+                    shutil.copy2(old, backup / name)
         sync_tree(staged)
         try:
-            for name in names:
+            for name in changed:
                 os.replace(staged / name, target / name)
                 placed.append(name)
             yield
@@ -187,10 +188,6 @@ def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[N
                 else:
                     (target / name).unlink()
             raise
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return other.exists() and filecmp.cmp(one, other, shallow=False)
 
 
 def sync_tree(folder: Path) -> None:

@@ -195,19 +195,22 @@ def by_steps(step: Step, program: Program) -> Runner:
             outputs = dict(step({name: x[:, t] for name, x in rows.items()} | memory))
             going = t < inputs[SEQ_LENS]
             memory = {
-                name: np.where(_beside(going, old), outputs.pop(names[name]), old)
-                for name, old in memory.items()
+                name: _where(going, outputs.pop(names[name]), old) for name, old in memory.items()
             }
             found.append(outputs)
-        stacked = {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
-        return stacked | {names[name]: x for name, x in memory.items()}
+        return _stack(found) | {names[name]: x for name, x in memory.items()}
 
     return run
 
 
-def _beside(flags: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """Returns flags `[B]` in a form that broadcasts with `[B, ...]`."""
-    return flags.reshape(-1, *[1] * (array.ndim - 1))
+def _where(flags: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Returns the rows of `new` where flags `[B]` are set, and else those of `old`."""
+    return np.where(flags.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+
+def _stack(steps: Sequence[Arrays]) -> Arrays:
+    """Returns outputs of steps, `[B, ...]` each, as `[B, T, ...]`."""
+    return {name: np.stack([each[name] for each in steps], axis=1) for name in steps[0]}
 
 
 class Comparison:
@@ -400,14 +403,10 @@ class Comparison:
             outputs = program.act_layout.flatten(acted)
             found.append(served_outputs(program, [np.array(x) for x in outputs]))
             going = t < lengths
-            memory = [
-                np.where(_beside(going, old), new, old)
-                for old, new in zip(memory, acted.states, strict=True)
-            ]
+            memory = [_where(going, *pair) for pair in zip(acted.states, memory, strict=True)]
         if not program.ports.is_recurrent:
             return found[0]
-        stacked = {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
-        return {**stacked, **{f"state_out_{i}": x for i, x in enumerate(memory)}}
+        return {**_stack(found), **{f"state_out_{i}": x for i, x in enumerate(memory)}}
 
     def _compare_all(self, ours: Arrays, wanted: Arrays, noise: np.ndarray) -> None:
         spec, explorer = self._program.spec, self._explorer
@@ -475,10 +474,7 @@ class Comparison:
             )
         if not np.isfinite(given[plain]).all():
             raise self._refusal(f"{other}: numbers that are not finite. The export was refused.")
-        found = Difference(
-            _largest(given[plain], right[plain], 1.0),
-            _largest(given[plain], right[plain], scale[plain]),
-        )
+        found = Difference(*(_largest(given, right, x, plain) for x in (1.0, scale)))
         if is_computed and SLACK < found.relative <= FARTHEST and tolerance < np.inf:
             self._doubtful.add(name)
         elif not found.relative <= tolerance:
@@ -509,9 +505,8 @@ class Comparison:
                 raise self._difference_error(name, found.relative) from problem
             right = wanted[name]
             plain, scale = _is_plain(right), _sizes(right)
-            reference, scale = reference[plain], scale[plain]
-            error = max(error, _largest(ours[name][plain], reference, scale))
-            own_error = max(own_error, _largest(right[plain], reference, scale))
+            error = max(error, _largest(ours[name], reference, scale, plain))
+            own_error = max(own_error, _largest(right, reference, scale, plain))
         allowed = min(FACTOR * own_error + SLACK, FARTHEST)
         if not error <= allowed:
             raise self._refusal(
@@ -522,9 +517,13 @@ class Comparison:
         self.differences[name] = found._replace(error=error, own_error=own_error)
 
 
-def _largest(left: np.ndarray, right: np.ndarray, scale: np.ndarray | float) -> float:
-    """Returns the largest difference, relative to a scale."""
-    return float(np.max(np.abs(left.astype(np.float64) - right) / scale, initial=0.0))
+def _largest(
+    left: np.ndarray, right: np.ndarray, scale: np.ndarray | float, where: np.ndarray
+) -> float:
+    """Returns the largest difference where there is one, relative to a scale."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.abs(left.astype(np.float64) - right) / scale
+    return float(np.max(errors, initial=0.0, where=where))
 
 
 def _is_plain(array: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,29 +42,22 @@ class WebPage(NamedTuple):
 
     @classmethod
     def wanted(cls, web: bool, ort_web: str | os.PathLike[str] | None) -> WebPage | None:
-        """Returns the page that an export is asked for, as `of` does; None if it is for none.
+        """Returns the page that an export is asked for; None if it is for none.
+
+        Args:
+            web: whether it is for one.
+            ort_web: the `dist` folder of the npm package onnxruntime-web, whose files are copied;
+                None for a CDN.
 
         Raises:
             ExportError: if there is a runtime without a page, or one that lacks a file.
         """
-        if web:
-            return cls.of(ort_web)
-        if ort_web is not None:
+        if not web and ort_web is not None:
             raise ExportError(
                 f"ort_web is the runtime of a page, got {str(ort_web)!r} without a page."
             ).advised("Add web=True.", {"web": True})
-        return None
-
-    @classmethod
-    def of(cls, ort_web: str | os.PathLike[str] | None) -> WebPage:
-        """Returns the page that loads its runtime from a CDN, or from copies of a folder's files.
-
-        Args:
-            ort_web: the `dist` folder of the npm package onnxruntime-web; None for the CDN.
-
-        Raises:
-            ExportError: if a file of the runtime is not in the folder.
-        """
+        if not web:
+            return None
         if ort_web is None:
             urls = {part: f"{_CDN}{name}" for part, name in _RUNTIME_FILES.items()}
             return cls({part: _entry(url, _PINNED[part]) for part, url in urls.items()}, ())
@@ -73,12 +65,10 @@ class WebPage(NamedTuple):
         entries = {part: _entry(path.name, integrity(path)) for part, path in files.items()}
         return cls(entries, tuple(files.values()))
 
-    def write(self, folder: Path) -> list[str]:
-        """Writes all files of the page into a folder and returns their names."""
+    def files(self) -> dict[str, bytes]:
+        """Returns the content of all files of the page, by name."""
         sources = [*self.copied, *(_PAGE / name for name in PAGE_FILES)]
-        for source in sources:
-            shutil.copyfile(source, folder / source.name)
-        return [source.name for source in sources]
+        return {source.name: source.read_bytes() for source in sources}
 
 
 def integrity(path: Path) -> str:

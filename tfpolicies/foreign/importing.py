@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
@@ -29,12 +29,15 @@ from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
 
+if TYPE_CHECKING:
+    import keras
+
 _LARGEST = 1 << 26  # bytes of a policy_spec.json
 
 
 @ensure_eager()
 def import_policy(
-    path: Any,
+    path: str | os.PathLike[str] | keras.Model,
     *,
     observation_space: gym.Space | None = None,
     action_space: gym.Space | None = None,
@@ -94,7 +97,7 @@ def import_policy(
     if providers is not None:
         _require_providers(providers)
     model, spec = _opened(path, signature, model_work_limit, providers)
-    if providers is not None and not _is_onnx_file(model):
+    if providers is not None and not model.takes_providers:
         raise UsageError(f"providers={list(providers)!r:.200} are for ONNX files; leave them out.")
     wiring: Wiring | None = None
     if spec is not None:
@@ -119,7 +122,10 @@ def import_policy(
 
 
 def _opened(
-    path: Any, signature: str | None, model_work_limit: float, providers: Sequence[str] | None
+    path: str | os.PathLike[str] | keras.Model,
+    signature: str | None,
+    model_work_limit: float,
+    providers: Sequence[str] | None,
 ) -> tuple[ForeignModel, Mapping[str, Any] | None]:
     """Returns a model, and the `policy_spec.json` of one that this package exported."""
     import keras
@@ -158,12 +164,6 @@ def _opened(
     is_of_file = spec is not None and file.name in spec.get("files", {}).values()
     is_limited = math.isfinite(model_work_limit)
     return OnnxFile(file, is_limited, providers), spec if is_of_file else None
-
-
-def _is_onnx_file(model: ForeignModel) -> bool:
-    from tfpolicies.foreign.onnx_file import OnnxFile
-
-    return isinstance(model, OnnxFile)
 
 
 def _require_providers(providers: Sequence[str]) -> None:

@@ -132,5 +132,5 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
     return KerasModel(model, source, model_work_limit)
 
 
-def _socket(name: str, tensor: Any) -> Socket:
+def _socket(name: str, tensor: keras.KerasTensor) -> Socket:
     return Socket(name, tuple(tensor.shape), np.dtype(str(tensor.dtype)))

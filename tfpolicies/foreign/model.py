@@ -30,8 +30,10 @@ class ForeignModel(abc.ABC):
         source: where it is from, for messages.
         inputs: what it takes, rows first.
         outputs: what it gives.
+        takes_providers: whether ONNX Runtime runs it.
     """
 
+    takes_providers = False
     source: str
     inputs: Sequence[Socket]
     outputs: Sequence[Socket]

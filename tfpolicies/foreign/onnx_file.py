@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from tfpolicies.errors import MissingModelFileError, ModelImportError
 from tfpolicies.export.player import LimitedSession, rebuild_model
@@ -37,6 +38,8 @@ class OnnxFile(ForeignModel):
         ModelImportError: if it is damaged, has operators of other domains than ONNX's own, has
             weights in files that are not beside it, or takes too much.
     """
+
+    takes_providers = True
 
     def __init__(
         self, path: Path, limited: bool = True, providers: Sequence[str] | None = None
@@ -71,7 +74,7 @@ class OnnxFile(ForeignModel):
         except ValueError as error:
             raise ModelImportError(str(error)) from error
 
-    def _socket(self, port: Any) -> Socket:
+    def _socket(self, port: onnxruntime.NodeArg) -> Socket:
         if port.type not in _DTYPES:
             raise ModelImportError(
                 f"{self.source} cannot be imported: {port.name!r} is a {port.type}, and only plain "

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+    from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
 _LISTED = resources.files(__package__).joinpath("operations.txt").read_text("utf-8").splitlines()
 KNOWN = frozenset(name for line in _LISTED if line[:1] != "#" for name in line.split())
@@ -21,7 +25,7 @@ SAVING = frozenset(_FILES.split())
 """Those that may be where a SavedModel saves and restores itself, which is never run here."""
 
 
-def unknown_operations(graph: Any) -> list[str]:
+def unknown_operations(graph: MetaGraphDef) -> list[str]:
     """Returns the names of operations that a model may not have, in order.
 
     Args:
@@ -40,7 +44,7 @@ def unknown_operations(graph: Any) -> list[str]:
     return sorted(found)
 
 
-def mistyped_constants(graph: Any) -> list[str]:
+def mistyped_constants(graph: MetaGraphDef) -> list[str]:
     """Returns the names of constants whose value is of another type than the constant, in order.
 
     TensorFlow 2.18 does not refuse them, and ends the process where it reads such a value while it
@@ -54,11 +58,11 @@ def mistyped_constants(graph: Any) -> list[str]:
     )
 
 
-def _operations(function: Any) -> set[str]:
+def _operations(function: FunctionDef) -> set[str]:
     return {node.op for node in function.node_def}
 
 
-def _savers(graph: Any) -> set[str]:
+def _savers(graph: MetaGraphDef) -> set[str]:
     """Returns the functions that the nodes of a model's own saver call."""
     saver = graph.saver_def
     names = (saver.save_tensor_name, saver.restore_op_name)

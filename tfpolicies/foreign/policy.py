@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import (
     CheckpointError,
     FrozenPolicyError,
@@ -21,6 +22,7 @@ from tfpolicies.foreign.wiring import LOGITS, Wiring, choices
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.policy import ActionBatch, Policy
+from tfpolicies.types import Structure
 
 IMPORTED = "imported"
 """The setting of a policy that has its model."""
@@ -72,10 +74,10 @@ class ImportedPolicy(Policy):
 
     def compute_actions(
         self,
-        obs_batch: Any,
+        obs_batch: Structure,
         state_batches: Sequence[np.ndarray] | None = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
+        prev_action_batch: Structure | None = None,
+        prev_reward_batch: Sequence[float] | np.ndarray | None = None,
         info_batch: Any = None,
         episodes: Any = None,
         explore: bool | None = None,
@@ -97,12 +99,13 @@ class ImportedPolicy(Policy):
         if wiring.has_time:
             given = {name: x[:, None] for name, x in given.items()}
         given |= dict(zip(wiring.memory_in, memory, strict=True))
-        given |= {name: self._constant(name, rows) for name in wiring.constants}
+        given |= {name: np.full(rows, value) for name, value in wiring.constants.items()}
         feed = {name: np.asarray(x, self._dtypes[name]) for name, x in given.items()}
         found = self._model.in_rows(feed, rows)
         self._require_rows(found, rows)
         after = [found[name] for name in wiring.memory_out]
-        extras = {name: self._row(found[output], rows) for name, output in wiring.extras.items()}
+        outputs = {name: found[output] for name, output in wiring.extras.items()}
+        extras = {name: x[:, 0] if wiring.has_time else x for name, x in outputs.items()}
         explore = bool(self.config.get("explore")) if explore is None else explore
         chosen = nest(self.action_space, self._chosen(found, rows, explore))
         return ActionBatch(chosen, after, extras)
@@ -111,7 +114,9 @@ class ImportedPolicy(Policy):
         """Returns the memory at the start of an episode."""
         return [x.copy() for x in self._wiring.memory]
 
-    def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
+    def compute_gradients(
+        self, postprocessed_batch: SampleBatch
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Raises a `FrozenPolicyError`: an imported policy does not learn."""
         raise self._frozen()
 
@@ -119,7 +124,7 @@ class ImportedPolicy(Policy):
         """Raises a `FrozenPolicyError`: an imported policy does not learn."""
         raise self._frozen()
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> None:
         """Raises a `FrozenPolicyError` if there are any: an imported policy keeps its own."""
         if weights:
             raise self._frozen()
@@ -138,10 +143,9 @@ class ImportedPolicy(Policy):
             "model={'custom_model': ...} to a policy of this package."
         )
 
-    def _constant(self, name: str, rows: int) -> np.ndarray:
-        return np.full(rows, self._wiring.constants[name], self._dtypes[name])
-
-    def _before(self, actions: Any, rewards: Any, rows: int) -> dict[str, np.ndarray]:
+    def _before(
+        self, actions: Structure | None, rewards: Sequence[float] | np.ndarray | None, rows: int
+    ) -> dict[str, np.ndarray]:
         """Returns what the model reads of the last step; zeros where it is not given."""
         earned = np.zeros(rows) if rewards is None else np.asarray(rewards)
         found = dict.fromkeys(self._wiring.rewards, earned)
@@ -175,9 +179,6 @@ class ImportedPolicy(Policy):
                     f"{self._model.source} does not do what it says: its output {name!r} has the "
                     f"shape {list(shape)} for {rows} rows. Save it again."
                 )
-
-    def _row(self, output: np.ndarray, rows: int) -> np.ndarray:
-        return output[:, 0] if self._wiring.has_time else output
 
     def _chosen(
         self, found: Mapping[str, np.ndarray], rows: int, explore: bool

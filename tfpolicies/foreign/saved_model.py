@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,14 @@ from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.system.paths import link_without_wildcards
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.system.regular_files import read_regular
+from tfpolicies.types import TensorStructure
 
 _FILE = "saved_model.pb"
 _ACTION, _MEMORY, _SERVING = "action", "get_initial_state", "serving_default"
+_RUNNING = (
+    "was loaded, but does not run: {!s:.200}",
+    (tf.errors.OpError, TypeError, ValueError, LookupError),
+)
 _IN_TURN = threading.RLock()  # what a call can be ended by is one variable of TensorFlow's
 
 
@@ -59,36 +64,17 @@ class SavedModelFunction(ForeignModel):
         self._given = (folder, signature, limited)
         self._cancelling = CancellationManager() if limited else None
         _require_known(folder, self.source)
-        try:
-            with link_without_wildcards(folder) as readable, quiet_conversion(), self._in_time():
-                self._loaded = tf.saved_model.load(str(readable))
-        except ModelImportError:
-            raise
-        except Exception as error:
-            raise ModelImportError(
-                f"{self.source} cannot be loaded: {error!s:.500}. Save it again with TensorFlow 2."
-            ) from error
-        try:
+        named = self._errors_named("cannot be loaded: {!s:.500}")
+        with named, link_without_wildcards(folder) as place, quiet_conversion(), self._in_time():
+            self._loaded = tf.saved_model.load(str(place))
+        problem = "was refused: what it has as a signature is no function of tensors ({!s:.200})"
+        with self._errors_named(problem):
             self._function = self._found(signature)
-            self._read_interface()
-        except ModelImportError:
-            raise
-        except Exception as error:
-            raise ModelImportError(
-                f"{self.source} was refused: what it has as a signature is no function of tensors "
-                f"({error!s:.200}). Save it again with TensorFlow 2."
-            ) from error
-
-    def _read_interface(self) -> None:
-        """Reads which tensors the function takes and gives."""
-        self._structure = self._function.structured_input_signature
-        self._leaves = [*_paths(self._structure_of_names())]
-        self.inputs = [_socket(*each) for each in self._leaves if _is_tensor(each[1])]
-        self.outputs = [
-            _socket(*each)
-            for each in _paths(self._function.structured_outputs)
-            if _is_tensor(each[1])
-        ]
+            self._structure = self._function.structured_input_signature
+            args, kwargs = self._structure  # of which one alone is no level of names
+            self._leaves = [*_paths(self._structure if args and kwargs else args or kwargs)]
+            self.inputs = _sockets(self._leaves)
+            self.outputs = _sockets(_paths(self._function.structured_outputs))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Is loaded anew, from the same folder, in another process."""
@@ -99,7 +85,7 @@ class SavedModelFunction(ForeignModel):
         """Returns all outputs by name; see `ForeignModel.run`."""
         flat = [tf.constant(feed[name]) if name in feed else leaf for name, leaf in self._leaves]
         args, kwargs = tf.nest.pack_sequence_as(self._structure, flat)
-        with self._failures_named(), self._in_time():
+        with self._errors_named(*_RUNNING), self._in_time():
             found = _paths(self._function(*args, **kwargs))
             return {name: np.asarray(x) for name, x in found if _is_tensor(x)}
 
@@ -109,7 +95,7 @@ class SavedModelFunction(ForeignModel):
         signature = self._loaded.signatures.get(_MEMORY)
         if signature is None and not hasattr(self._loaded, _MEMORY):
             return None
-        with self._failures_named(), self._in_time():
+        with self._errors_named(*_RUNNING), self._in_time():
             if signature is None:
                 given: Any = self._loaded.get_initial_state(tf.constant(1))
             else:
@@ -129,7 +115,7 @@ class SavedModelFunction(ForeignModel):
             yield
             return
         with _IN_TURN, CancellationManagerContext(self._cancelling):
-            player.CALL_CLOCK.start(self)
+            player.CALL_CLOCK.start(self.stop)
             try:
                 yield
             except tf.errors.CancelledError as error:
@@ -144,14 +130,17 @@ class SavedModelFunction(ForeignModel):
                 player.CALL_CLOCK.stop()
 
     @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
-        """Turns what TensorFlow raises while the model runs into an error that names the model."""
+    def _errors_named(
+        self, problem: str, kinds: tuple[type[Exception], ...] = (Exception,)
+    ) -> Iterator[None]:
+        """Turns errors of these kinds into one that names the model and the problem."""
         try:
             yield
-        except (tf.errors.OpError, TypeError, ValueError, LookupError) as error:
+        except kinds as error:
+            if isinstance(error, ModelImportError) and Exception in kinds:
+                raise
             raise ModelImportError(
-                f"{self.source} was loaded, but does not run: {error!s:.200}. Save it again with "
-                "TensorFlow 2."
+                f"{self.source} {problem.format(error)}. Save it again with TensorFlow 2."
             ) from error
 
     def _found(self, signature: str | None) -> Any:
@@ -168,11 +157,6 @@ class SavedModelFunction(ForeignModel):
             f"{self.source} has no signature {wanted[0]!r}, but {sorted(signatures)}. Name one: "
             "import_policy(..., signature=...)."
         )
-
-    def _structure_of_names(self) -> Any:
-        """Returns the structure of inputs, without a level that has nothing but the other one."""
-        args, kwargs = self._structure
-        return self._structure if args and kwargs else args or kwargs
 
 
 def _require_known(folder: Path, source: str) -> None:
@@ -206,7 +190,7 @@ def _require_known(folder: Path, source: str) -> None:
             )
 
 
-def _paths(structure: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def _paths(structure: TensorStructure, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yields the leaves of a structure in the order of `tf.nest`, with their places as names."""
     if isinstance(structure, Mapping):
         parts: Sequence[tuple[str, Any]] = [(str(key), structure[key]) for key in sorted(structure)]
@@ -220,16 +204,21 @@ def _paths(structure: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, An
         yield from _paths(part, (*path, name))
 
 
-def _fixed_rows(function: Any) -> int:
+def _fixed_rows(function: tf.types.experimental.ConcreteFunction) -> int:
     """Returns how many inputs of a function have a fixed number of rows."""
     specs = [leaf for _, leaf in _paths(function.structured_input_signature) if _is_tensor(leaf)]
     return sum(spec.shape.rank not in (None, 0) and spec.shape[0] is not None for spec in specs)
 
 
-def _is_tensor(leaf: Any) -> bool:
+def _is_tensor(leaf: TensorStructure) -> bool:
     return isinstance(leaf, tf.TensorSpec | tf.Tensor)
 
 
-def _socket(name: str, spec: Any) -> Socket:
-    shape = spec.shape.as_list() if spec.shape.rank is not None else [None]
-    return Socket(name, tuple(shape), np.dtype(spec.dtype.as_numpy_dtype))
+def _sockets(leaves: Iterable[tuple[str, Any]]) -> list[Socket]:
+    """Returns the tensors among the leaves of a structure."""
+    sockets = []
+    for name, spec in leaves:
+        if _is_tensor(spec):
+            shape = spec.shape.as_list() if spec.shape.rank is not None else [None]
+            sockets.append(Socket(name, tuple(shape), np.dtype(spec.dtype.as_numpy_dtype)))
+    return sockets

@@ -112,14 +112,10 @@ def _named(
     free = [x for x in outputs if x not in [names.get(key) for key in after]]
     results = [_one(model, key, names, outputs, free, len(wanted) == 1) for key in wanted]
     sockets = {x.name: x for x in model.inputs}
-    return Wiring(
-        obs,
-        results,
-        kind,
-        memory_in=(entering := [names[key] for key in memory]),
-        memory_out=[_one(model, key, names, outputs, [], False) for key in after],
-        memory=[_zeros(sockets[x]) for x in entering],
-    )
+    memory_in = [names[key] for key in memory]
+    memory_out = [_one(model, key, names, outputs, [], False) for key in after]
+    initial = [_zeros(sockets[x]) for x in memory_in]
+    return Wiring(obs, results, kind, memory_in, memory_out, initial)
 
 
 def _one(
@@ -162,16 +158,12 @@ def _of_tf_agents(
     if initial is None:
         sizes = {x.name: x for x in model.inputs}
         initial = [_zeros(sizes[x]) for x in memory]
-    return Wiring(
-        _by_path(model, "observation", observed, seen),
-        _by_path(model, "action", [x for x in outputs if x.split("/")[0] == "action"], acted),
-        ACTIONS,
-        memory_in=memory,
-        memory_out=after,
-        memory=initial,
-        constants={f"{prefix}{_STEP_TYPE}": _MIDDLE, f"{prefix}discount": 1.0},
-        rewards=[x for x in inputs if x == f"{prefix}reward"],
-    )
+    obs = _by_path(model, "observation", observed, seen)
+    named = [x for x in outputs if x.split("/")[0] == "action"]
+    actions = _by_path(model, "action", named, acted)
+    constants = {f"{prefix}{_STEP_TYPE}": _MIDDLE, f"{prefix}discount": 1.0}
+    rewards = [x for x in inputs if x == f"{prefix}reward"]
+    return Wiring(obs, actions, ACTIONS, memory, after, initial, constants, rewards)
 
 
 def _by_path(
@@ -210,15 +202,12 @@ def of_export(model: ForeignModel, spec: Mapping[str, Any]) -> Wiring:
             )
     inputs, outputs = [x.name for x in model.inputs], [x.name for x in model.outputs]
     memory = [x for x in inputs if x.startswith("state_in_")]
+    actions = [x for x in _spec_order(spec, "outputs") if x.startswith(ACTIONS)]
     return Wiring(
         [x for x in _spec_order(spec, "inputs") if x.startswith(("obs", "action_mask"))],
-        [
-            x
-            for x in _spec_order(spec, "outputs")
-            if x.startswith(ACTIONS) and not x.startswith("actions_normalized")
-        ],
+        [x for x in actions if not x.startswith("actions_normalized")],
         ACTIONS,
-        memory_in=memory,
+        memory,
         memory_out=[x.replace("_in_", "_out_") for x in memory],
         memory=[_zeros(x) for x in model.inputs if x.name in memory],
         constants={"seq_lens": 1} if "seq_lens" in inputs else {},
@@ -293,10 +282,11 @@ def _zeros(socket: Socket) -> np.ndarray:
     return np.zeros([size or 1 for size in socket.shape[1:]], socket.dtype)
 
 
-def choices(action_space: Any) -> list[int]:
+def choices(action_space: gym.Space) -> list[int]:
     """Returns the number of choices of each part of a Discrete or MultiDiscrete space."""
-    is_one = isinstance(action_space, spaces.Discrete)
-    return [int(action_space.n)] if is_one else [int(n) for n in cell_sizes(action_space)]
+    if isinstance(action_space, spaces.Discrete):
+        return [int(action_space.n)]
+    return [int(n) for n in cell_sizes(action_space)]
 
 
 def _fits(socket: Socket, shape: Sequence[int], axes: int) -> bool:

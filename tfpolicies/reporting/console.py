@@ -98,7 +98,8 @@ class TrainingProgress:
         """
         if not self._entered:
             return
-        steps = _steps(env_steps, self._total_steps)
+        total = "" if self._total_steps is None else f"/{self._total_steps:,}"
+        steps = f"{env_steps:,}{total} steps"
         status = _status(env_steps, mean_return, steps_per_s, self._total_steps, self._target)
         if self._progress is not None:
             done = self._share_done(env_steps, mean_return)
@@ -175,17 +176,9 @@ def _shown(value: object) -> str:
 
 
 def _bar(console: Console) -> Progress:
-    return Progress(
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[status]}", markup=False),
-        console=console,
-        expand=True,
-        refresh_per_second=_REFRESHES_PER_SECOND,
-    )
-
-
-def _steps(env_steps: int, total: int | None) -> str:
-    return f"{env_steps:,} steps" if total is None else f"{env_steps:,}/{total:,} steps"
+    columns = BarColumn(bar_width=None), TextColumn("{task.fields[status]}", markup=False)
+    rate = _REFRESHES_PER_SECOND
+    return Progress(*columns, console=console, expand=True, refresh_per_second=rate)
 
 
 def _status(

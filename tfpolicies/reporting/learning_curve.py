@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT, as_number
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_Style = dict[str, Any]  # of what matplotlib draws, by the names of its settings
+
 _BLUE, _ORANGE, _GREEN = "#1c6dd0", "#e8710a", "#1e8e3e"
 _INK, _GRAY, _GRID = "#202124", "#5f6368", "#e8eaed"
 _BAND_ALPHA = 0.13
 _FEW_POINTS = 25  # up to here each point of the curve gets a dot
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
+_EDGED: _Style = {"markeredgecolor": "white", "clip_on": False}  # marks above all else
 _HEADROOM = 0.06  # of the height, above the highest and below the lowest number
 
 
@@ -107,28 +110,13 @@ def _style(axes: Axes) -> None:
 def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
     steps, means = _points(rows, "mean")
     if not steps:
-        axes.text(
-            0.5,
-            0.45,
-            "no episode has ended yet",
-            transform=axes.transAxes,
-            ha="center",
-            color=_GRAY,
-            size=13,
-        )
+        style: _Style = {"ha": "center", "color": _GRAY, "size": 13}
+        axes.text(0.5, 0.45, "no episode has ended yet", transform=axes.transAxes, **style)
         return []
-    (line,) = axes.plot(
-        steps,
-        means,
-        color=_BLUE,
-        linewidth=2.4,
-        zorder=3,
-        solid_capstyle="round",
-        solid_joinstyle="round",
-        marker="o" if len(steps) <= _FEW_POINTS else "",
-        markersize=5,
-        label="mean of recent training episodes",
-    )
+    dots: _Style = {"marker": "o" if len(steps) <= _FEW_POINTS else "", "markersize": 5}
+    ends: _Style = {"solid_capstyle": "round", "solid_joinstyle": "round"}
+    (line,) = axes.plot(steps, means, color=_BLUE, linewidth=2.4, zorder=3, **dots, **ends)
+    line.set_label("mean of recent training episodes")
     return [line, *_draw_band(axes, rows)]
 
 
@@ -136,51 +124,24 @@ def _draw_band(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
     (steps, low), (_, high) = _points(rows, "min"), _points(rows, "max")
     if not steps or len(low) != len(high):
         return []
+    style: _Style = {"color": _BLUE, "alpha": _BAND_ALPHA, "zorder": 1}
     if len(steps) == 1:  # an area needs two points
-        axes.vlines(steps, low, high, color=_BLUE, alpha=_BAND_ALPHA, linewidth=12, zorder=1)
-    return [
-        axes.fill_between(
-            steps,
-            low,
-            high,
-            color=_BLUE,
-            alpha=_BAND_ALPHA,
-            linewidth=0,
-            zorder=1,
-            label="lowest to highest of them",
-        )
-    ]
+        axes.vlines(steps, low, high, linewidth=12, **style)
+    label = "lowest to highest of them"
+    return [axes.fill_between(steps, low, high, linewidth=0, label=label, **style)]
 
 
 def _draw_evaluations(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
     steps, means = _points(rows, EVALUATION_MEAN)
     if not steps:
         return []
-    return list(
-        axes.plot(
-            steps,
-            means,
-            linestyle="none",
-            marker="D",
-            markersize=6.5,
-            color=_ORANGE,
-            markeredgecolor="white",
-            zorder=4,
-            clip_on=False,
-            label="evaluation",
-        )
-    )
+    label: _Style = {"zorder": 4, "label": "evaluation"}
+    return list(axes.plot(steps, means, "D", markersize=6.5, color=_ORANGE, **_EDGED, **label))
 
 
 def _draw_target(axes: Axes, target: float) -> Artist:
-    return axes.axhline(
-        target,
-        color=_GREEN,
-        linewidth=1.6,
-        linestyle=(0, (5, 3)),
-        zorder=2,
-        label=f"target {_number(target)}",
-    )
+    style: _Style = {"linewidth": 1.6, "linestyle": (0, (5, 3)), "zorder": 2}
+    return axes.axhline(target, color=_GREEN, label=f"target {_number(target)}", **style)
 
 
 def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
@@ -206,17 +167,8 @@ def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float
     at = next((index for index, mean in enumerate(means) if mean >= target), None)
     if at is None:
         return
-    axes.plot(
-        steps[at],
-        means[at],
-        marker="o",
-        markersize=10,
-        color=_GREEN,
-        markeredgecolor="white",
-        markeredgewidth=1.8,
-        zorder=5,
-        clip_on=False,
-    )
+    style: _Style = {"markersize": 10, "markeredgewidth": 1.8, "zorder": 5}
+    axes.plot(steps[at], means[at], "o", color=_GREEN, **_EDGED, **style)
     low, high = axes.get_ylim()
     axes.vlines(steps[at], low, means[at], color=_GREEN, linewidth=1.2, linestyle=":", zorder=2)
     text = f"target reached\nat {_number(steps[at])} steps"
@@ -224,38 +176,22 @@ def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float
     if seconds is not None and math.isfinite(seconds):
         text += f"\nafter {_duration(seconds)}"
     left_half = steps[at] < axes.get_xlim()[1] / 2
-    axes.annotate(
-        text,
-        (steps[at], low + 0.05 * (high - low)),
-        xytext=(10 if left_half else -10, 0),
-        textcoords="offset points",
-        ha="left" if left_half else "right",
-        va="bottom",
-        color=_GREEN,
-        size=11,
-        linespacing=1.35,
-        zorder=6,
-        path_effects=[withStroke(linewidth=3.5, foreground="white", alpha=0.8)],
-    )
+    side, shift = ("left", 10) if left_half else ("right", -10)
+    foot = steps[at], low + 0.05 * (high - low)
+    place: _Style = {"textcoords": "offset points", "ha": side, "va": "bottom"}
+    halo = withStroke(linewidth=3.5, foreground="white", alpha=0.8)
+    words: _Style = {"size": 11, "linespacing": 1.35, "zorder": 6, "path_effects": [halo]}
+    axes.annotate(text, foot, (shift, 0), color=_GREEN, **place, **words)
 
 
 def _draw_head(figure: Figure, title: str, shown: list[Artist]) -> None:
-    figure.text(
-        0.03, 0.955, title, size=16, weight="bold", color=_INK, va="center", parse_math=False
-    )
+    style: _Style = {"size": 16, "weight": "bold", "color": _INK, "va": "center"}
+    figure.text(0.03, 0.955, title, parse_math=False, **style)
     if shown:
-        figure.legend(
-            handles=shown,
-            loc="center left",
-            bbox_to_anchor=(0.022, 0.89),
-            ncols=len(shown),
-            frameon=False,
-            fontsize=11,
-            labelcolor=_GRAY,
-            handlelength=1.8,
-            columnspacing=2,
-            borderpad=0,
-        )
+        place: _Style = {"loc": "center left", "bbox_to_anchor": (0.022, 0.89), "ncols": len(shown)}
+        look: _Style = {"frameon": False, "fontsize": 11, "labelcolor": _GRAY}
+        spacing: _Style = {"handlelength": 1.8, "columnspacing": 2, "borderpad": 0}
+        figure.legend(handles=shown, **place, **look, **spacing)
 
 
 def _points(rows: Sequence[Mapping[str, float]], column: str) -> tuple[list[float], list[float]]:

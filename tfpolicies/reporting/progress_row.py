@@ -52,11 +52,19 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
                 f"`result` must hold the number {key!r}, got {result.get(key)!r}. "
                 "Pass what `Algorithm.train()` returned."
             )
-    row = {name: _or_nan(result.get(key)) for name, key in _KEYS.items()}
-    further = {f"episode/{x}": n for x, n in _of_episodes(result) if f"episode_{x}" not in row}
-    more = [*_custom(result, ""), *_evaluation(result), *_learner_statistics(result)]
-    more += _flatten(RECENT.removesuffix("/"), result.get("recent_returns") or {})
-    return row | dict(sorted([*further.items(), *more]))
+    numbers = {name: as_number(result.get(key)) for name, key in _KEYS.items()}
+    row = {name: math.nan if number is None else number for name, number in numbers.items()}
+    evaluation = result.get("evaluation") or {}
+    learned = result.get("info", {}).get("learner", {})
+    episodes = {key: x for key, x in _episode_numbers(result).items() if key not in row}
+    further = {
+        "custom": result.get("custom_metrics"),
+        "episode": {key.removeprefix("episode_"): x for key, x in episodes.items()},
+        "evaluation": {**_episode_numbers(evaluation), "custom": evaluation.get("custom_metrics")},
+        "learner": {pid: each.get("learner_stats") for pid, each in learned.items()},
+        "recent_returns": result.get("recent_returns"),
+    }
+    return row | dict(sorted(_flatten(further, "")))
 
 
 def as_number(value: object) -> float | None:
@@ -74,39 +82,20 @@ def as_number(value: object) -> float | None:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _or_nan(value: object) -> float:
-    number = as_number(value)
-    return math.nan if number is None else number
+def _episode_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the single numbers of a summary of episodes: `episode_reward_mean` and the like."""
+    return {
+        key: value
+        for key, value in summary.items()
+        if key.startswith("episode_") and as_number(value) is not None
+    }
 
 
-def _of_episodes(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the single numbers of a summary of episodes: `reward_mean` and the like."""
-    for key, value in summary.items():
-        number = as_number(value)
-        if number is not None and key.startswith("episode_"):
-            yield key.removeprefix("episode_"), number
-
-
-def _evaluation(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    evaluation = result.get("evaluation") or {}
-    for name, number in _of_episodes(evaluation):
-        yield f"evaluation/episode_{name}", number
-    yield from _custom(evaluation, "evaluation/")
-
-
-def _custom(summary: Mapping[str, Any], where: str) -> Iterator[tuple[str, float]]:
-    yield from _flatten(f"{where}custom", summary.get("custom_metrics") or {})
-
-
-def _learner_statistics(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for policy_id, learned in result.get("info", {}).get("learner", {}).items():
-        yield from _flatten(f"learner/{policy_id}", learned.get("learner_stats", {}))
-
-
-def _flatten(prefix: str, statistics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _flatten(statistics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    """Yields the single numbers in nested mappings, by path."""
     for name, value in statistics.items():
         number = as_number(value)
         if number is not None:
-            yield f"{prefix}/{name}", number
+            yield f"{prefix}{name}", number
         elif isinstance(value, Mapping):
-            yield from _flatten(f"{prefix}/{name}", value)
+            yield from _flatten(value, f"{prefix}{name}/")

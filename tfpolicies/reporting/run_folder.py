@@ -20,6 +20,7 @@ from tfpolicies.system.atomic import place_file, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
+from tfpolicies.types import Json
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
@@ -281,10 +282,10 @@ class RunFolder:
         return content
 
 
-def _is_date(text: Any) -> bool:
+def _is_date(text: Json) -> bool:
     try:
-        return bool(datetime.fromisoformat(text))
-    except (TypeError, ValueError):
+        return isinstance(text, str) and bool(datetime.fromisoformat(text))
+    except ValueError:
         return False
 
 

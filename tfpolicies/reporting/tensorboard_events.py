@@ -11,10 +11,13 @@ import time
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.progress_row import as_number
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
 
 _TAGS = {
     "steps_per_s": "speed/env_steps_per_s",
@@ -106,7 +109,7 @@ class EventWriter:
         """Closes the file; closing twice is fine."""
         self._file.close()
 
-    def _write(self, event: Any) -> None:
+    def _write(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
         self._records.flush()
 

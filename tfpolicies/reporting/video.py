@@ -7,12 +7,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfpolicies.errors import MissingPackageError, UsageError
-from tfpolicies.system.atomic import make_folder, remove_file, replacing, temporary_beside
+from tfpolicies.system.atomic import make_folder, replacing
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
 
 ENDINGS = (".mp4", ".gif")
 
@@ -45,12 +48,12 @@ def new_video(paths: Sequence[Path], fps: float) -> Iterator[Video]:
     require_video_packages()
     rate = Fraction(fps).limit_denominator(1000)
     with contextlib.ExitStack() as closing:
-        files: list[_Film | _Gif] = []
+        files: list[_Mp4 | _Gif] = []
         for path in paths:
             make_folder(path.parent)
             temporary = closing.enter_context(replacing(path))
-            is_gif = path.suffix.lower() == ".gif"
-            files.append(_Gif(temporary, rate) if is_gif else _Film(temporary, _MP4, rate))
+            form = _Gif if path.suffix.lower() == ".gif" else _Mp4
+            files.append(form(temporary, rate))
             closing.callback(files[-1].close)
         video = Video(files, rate)
         yield video
@@ -81,11 +84,10 @@ class Video:
         rate: frames a second.
     """
 
-    def __init__(self, files: Sequence[_Film | _Gif], rate: Fraction) -> None:
+    def __init__(self, files: Sequence[_Mp4 | _Gif], rate: Fraction) -> None:
         self._files = files
         self._rate = rate
         self._canvas: _Canvas | None = None
-        self._last: Any = None
 
     def show(self, picture: np.ndarray, figures: Mapping[str, str]) -> None:
         """Adds a picture.
@@ -102,16 +104,13 @@ class Video:
         if self._canvas is None:
             self._canvas = _Canvas(picture.shape)
         self._last = self._canvas.drawn(picture, figures)
-        self._add_last()
+        self.hold(float(1 / self._rate))
 
     def hold(self, seconds: float) -> None:
         """Goes on showing the last picture."""
         for _ in range(round(seconds * self._rate)):
-            self._add_last()
-
-    def _add_last(self) -> None:
-        for file in self._files:
-            file.add(self._last)
+            for file in self._files:
+                file.add(self._last)
 
     def finish(self) -> None:
         """Writes what is left to write."""
@@ -155,7 +154,7 @@ class _Canvas:
         self._write(ImageDraw.Draw(image), figures)
         return np.asarray(image)
 
-    def _write(self, draw: Any, figures: Mapping[str, str]) -> None:
+    def _write(self, draw: ImageDraw.ImageDraw, figures: Mapping[str, str]) -> None:
         """Writes figures next to each other: the first one left, the last one right."""
         gap = _GAP * self._font_size
         for i, (label, value) in enumerate(figures.items()):
@@ -171,61 +170,30 @@ def _even(side: int) -> int:
     return side + side % 2
 
 
-class _Kind(NamedTuple):
-    """How frames are written."""
-
-    container: str
-    codec: str
-    pixels: str
-    options: Mapping[str, str]
-    muxing: Mapping[str, str] = {}
-
-
-_MP4 = _Kind(
-    "mp4",
-    "libx264",
-    "yuv420p",  # what all browsers play
-    {"crf": "20", "preset": "veryfast"},
-    {"movflags": "faststart"},
-)
-_LOSSLESS = _Kind("matroska", "libx264rgb", "rgb24", {"qp": "0", "preset": "ultrafast"})
-_GIF = _Kind("gif", "gif", "pal8", {}, {"loop": "0"})  # for ever
-_CLOCK = Fraction(1, 1000)
-
-
-class _Film:
-    """A file of video, written frame by frame.
+class _Mp4:
+    """A file of video that all browsers play, written frame by frame.
 
     Args:
         path: the file.
-        kind: of video.
         rate: frames a second.
     """
 
-    def __init__(self, path: Path, kind: _Kind, rate: Fraction) -> None:
+    def __init__(self, path: Path, rate: Fraction) -> None:
         import av
 
-        options = dict(kind.muxing)
-        self._kind = kind
-        self._rate = rate
-        self._stream: Any = None
-        self._container = av.open(str(path), "w", format=kind.container, options=options)
+        muxing = {"movflags": "faststart"}
+        self._container = av.open(str(path), "w", format="mp4", options=muxing)
+        encoding = {"crf": "20", "preset": "veryfast"}
+        self._stream = self._container.add_stream("libx264", rate=rate, options=encoding)
+        self._stream.pix_fmt = "yuv420p"
 
     def add(self, picture: np.ndarray) -> None:
         """Adds a picture, uint8 `[height, width, 3]`."""
         import av
 
-        self.add_frame(av.VideoFrame.from_ndarray(picture, "rgb24"))
-
-    def add_frame(self, frame: Any) -> None:
-        """Adds a frame of PyAV's."""
-        if self._stream is None:
-            kind = self._kind
-            self._stream = self._container.add_stream(
-                kind.codec, rate=self._rate, options=dict(kind.options)
-            )
+        frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+        if not self._stream.codec_context.is_open:
             self._stream.width, self._stream.height = frame.width, frame.height
-            self._stream.pix_fmt = kind.pixels
         self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
@@ -239,7 +207,7 @@ class _Film:
 
 
 class _Gif:
-    """A GIF that repeats, with one palette of all its frames, which are kept in a file until then.
+    """A GIF that repeats, written frame by frame: of each, what differs from the one before.
 
     Args:
         path: the file.
@@ -247,96 +215,46 @@ class _Gif:
     """
 
     def __init__(self, path: Path, rate: Fraction) -> None:
-        self._path = path
         self._each = math.ceil(rate / _GIF_RATE)
         self._rate = rate / self._each
         self._count = 0
-        self._kept = temporary_beside(path.with_name("frames"))
-        self._frames = _Film(self._kept, _LOSSLESS, self._rate)
+        self._file = path.open("wb")
+        self._last: Image.Image | None = None
 
     def add(self, picture: np.ndarray) -> None:
         """Adds a picture, uint8 `[height, width, 3]`."""
-        if self._count % self._each == 0:
-            self._frames.add(picture)
+        from PIL import GifImagePlugin, Image, ImageChops
+
+        number, skipped = divmod(self._count, self._each)
         self._count += 1
+        if skipped:
+            return
+        image = Image.fromarray(picture)
+        box = (0, 0, *image.size)
+        if self._last is None:
+            header, _ = GifImagePlugin.getheader(_with_palette(image), info={"loop": 0})
+            self._file.writelines(header)
+        else:
+            box = ImageChops.difference(image, self._last).getbbox() or (0, 0, 1, 1)
+        start, end = (round(100 * (number + i) / self._rate) for i in (0, 1))  # in 1/100 s
+        part, duration = _with_palette(image.crop(box)), 10 * (end - start)
+        self._file.writelines(
+            GifImagePlugin.getdata(part, box[:2], duration=duration, include_color_table=True)
+        )
+        self._last = image
 
     def finish(self) -> None:
-        """Chooses the palette and writes the GIF."""
-        self._frames.finish()
-        palette = _Filter("palettegen", [self._first()])
-        for frame in self._stored():
-            palette.push(frame)
-        (colours,) = palette.end()
-        coloured = _Filter("paletteuse", [self._first(), colours])
-        coloured.push(colours, 1)
-        gif = _Film(self._path, _GIF, self._rate)
-        try:
-            for frame in self._stored():
-                coloured.push(frame)
-                for done in coloured.ready():
-                    gif.add_frame(done)
-            for done in coloured.end():
-                gif.add_frame(done)
-            gif.finish()
-        finally:
-            gif.close()
-
-    def _stored(self) -> Iterator[Any]:
-        import av
-
-        with av.open(str(self._kept)) as container:
-            yield from container.decode(video=0)
-
-    def _first(self) -> Any:
-        return next(self._stored())
+        """Writes the end of the file."""
+        self._file.write(b";")
+        self.close()
 
     def close(self) -> None:
-        """Closes the file of frames and removes it; may be called again."""
-        self._frames.close()
-        remove_file(self._kept)
+        """Closes the file; may be called again."""
+        self._file.close()
 
 
-class _Filter:
-    """A filter of FFmpeg's.
+def _with_palette(image: Image.Image) -> Image.Image:
+    """Returns an image with at most 256 colours, those that fit it best."""
+    from PIL import Image
 
-    Args:
-        name: of the filter.
-        likes: a frame like those of each input.
-    """
-
-    def __init__(self, name: str, likes: Sequence[Any]) -> None:
-        from av.filter import Graph
-
-        self._graph = Graph()
-        made, out = self._graph.add(name), self._graph.add("buffersink")
-        self._inputs = [
-            self._graph.add_buffer(
-                width=like.width,
-                height=like.height,
-                format=like.format.name,
-                time_base=like.time_base or _CLOCK,
-            )
-            for like in likes
-        ]
-        for i, each in enumerate(self._inputs):
-            each.link_to(made, 0, i)
-        made.link_to(out)
-        self._graph.configure()
-
-    def push(self, frame: Any, to: int = 0) -> None:
-        """Gives a frame to an input."""
-        self._inputs[to].push(frame)
-
-    def ready(self) -> Iterator[Any]:
-        """Gives the frames that have come out."""
-        from av.error import BlockingIOError, EOFError
-
-        with contextlib.suppress(BlockingIOError, EOFError):
-            while True:
-                yield self._graph.pull()
-
-    def end(self) -> list[Any]:
-        """Ends all inputs; returns the frames that still come out."""
-        for each in self._inputs:
-            each.push(None)
-        return list(self.ready())
+    return image.convert("P", palette=Image.Palette.ADAPTIVE)

@@ -144,20 +144,39 @@ def read_token(path: Path, warn: Callable[[str], object]) -> str:
     Raises:
         UsageError: if there is no such file, or it holds anything but one word.
     """
-    try:
-        with open_regular(resolve_path(path)) as file:
-            mode, content = os.fstat(file.fileno()).st_mode, content_of(file, _LONGEST_TOKEN)
-    except OSError as error:
-        raise UsageError(f"--token-file {str(path)!r} cannot be read: {error}.") from error
+    content, mode = read_secret("--token-file", path, _LONGEST_TOKEN)
     token = content.strip()
     if not token or not all(32 < byte < 127 for byte in token):
         raise UsageError(
             f"--token-file {str(path)!r} must hold one word of at most {_LONGEST_TOKEN} ASCII "
             "characters. Write one: openssl rand -hex 32 > FILE."
         )
+    warn_if_shared(path, mode, warn)
+    return token.decode()
+
+
+def read_secret(option: str, path: Path, limit: int) -> tuple[bytes, int]:
+    """Returns the content and the mode of a file that an option names.
+
+    Args:
+        option: such as "--token-file".
+        path: of a regular file.
+        limit: how many bytes it may have.
+
+    Raises:
+        UsageError: if it cannot be read.
+    """
+    try:
+        with open_regular(resolve_path(path)) as file:
+            return content_of(file, limit), os.fstat(file.fileno()).st_mode
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {str(path)!r} cannot be read: {error}.") from error
+
+
+def warn_if_shared(path: Path, mode: int, warn: Callable[[str], object]) -> None:
+    """Calls `warn` with a line of text if other users may read a file of this mode."""
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         warn(f"Other users may read {path}. Let only yourself read it: chmod 600 {path}.")
-    return token.decode()
 
 
 def _without_port(host: bytes) -> bytes:

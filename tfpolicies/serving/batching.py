@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -58,30 +58,7 @@ LONG = Cost(call=float("inf"), row=0.0)
 """The cost of what may take any time, as whole sequences do."""
 
 
-class Rows(Mapping[str, np.ndarray]):
-    """The rows of a batch that answer one caller, by the names of the outputs.
-
-    Args:
-        outputs: of the batch, `[B, ...]`.
-        part: which of its rows.
-    """
-
-    __slots__ = ("_outputs", "_part")
-
-    def __init__(self, outputs: Arrays, part: slice) -> None:
-        self._outputs, self._part = outputs, part
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._outputs[name][self._part]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._outputs)
-
-    def __len__(self) -> int:
-        return len(self._outputs)
-
-
-class _Uncancellable(asyncio.Future[Rows]):
+class _Uncancellable(asyncio.Future[Arrays]):
     """A future that cannot be cancelled; whoever awaits it is cancelled once it is done."""
 
     def cancel(self, msg: object = None) -> bool:
@@ -92,7 +69,7 @@ class _Job(NamedTuple):
     feed: Arrays
     kind: tuple[Any, ...]
     rows: int
-    answer: asyncio.Future[Rows]
+    answer: asyncio.Future[Arrays]
 
 
 class Batcher:
@@ -126,13 +103,13 @@ class Batcher:
         seconds: float = 60.0,
     ) -> None:
         self._limit, self._seconds = limit, seconds
-        self._future = asyncio.Future[Rows] if cancellable else _Uncancellable
+        self._future = asyncio.Future[Arrays] if cancellable else _Uncancellable
         self._infer, self._executor, self._cost = infer, executor, cost
         self._max_rows, self._note = max_rows, note
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
 
-    def run(self, feed: Arrays) -> asyncio.Future[Rows]:
+    def run(self, feed: Arrays) -> asyncio.Future[Arrays]:
         """Returns a future of the outputs for these inputs."""
         answer = self._future()
         kind = tuple([x.shape[1:] for x in feed.values()])
@@ -159,20 +136,29 @@ class Batcher:
         rows = sum([job.rows for job in jobs])
         self._note(rows)
         if self._cost.of(rows) <= _AT_ONCE:
-            outputs = _attempt(self._infer, jobs, self._limit, _LONGEST_AT_ONCE)
+            outputs = self._attempt(jobs, _LONGEST_AT_ONCE)
             if not isinstance(outputs, OverdueError):
                 self._finish(jobs, outputs)
                 return
             self._cost = LONG
         loop = asyncio.get_running_loop()
         try:
-            running = loop.run_in_executor(
-                self._executor, _attempt, self._infer, jobs, self._limit, self._seconds
-            )
+            running = loop.run_in_executor(self._executor, self._attempt, jobs, self._seconds)
         except RuntimeError as error:  # the server ends
             self._finish(jobs, error)
         else:
             running.add_done_callback(lambda done: self._finish(jobs, done.result()))
+
+    def _attempt(self, jobs: list[_Job], seconds: float) -> Arrays | Exception:
+        """Returns the outputs for all jobs at once, or what was raised."""
+        feed = jobs[0].feed
+        try:
+            if len(jobs) > 1:
+                feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
+            with self._limit(seconds):
+                return self._infer(feed)
+        except Exception as error:
+            return error
 
     def _next(self) -> list[_Job]:
         """Takes the first jobs that have arrays of one kind, and whose callers still wait."""
@@ -201,24 +187,8 @@ class Batcher:
             if job.answer.done():  # its caller has gone
                 pass
             elif not isinstance(outputs, Exception):
-                job.answer.set_result(Rows(outputs, slice(start, start + job.rows)))
+                part = slice(start, start + job.rows)
+                job.answer.set_result({name: x[part] for name, x in outputs.items()})
             elif len(jobs) == 1:
                 job.answer.set_exception(outputs)
             start += job.rows
-
-
-def _attempt(
-    infer: Callable[[Arrays], dict[str, np.ndarray]],
-    jobs: list[_Job],
-    limit: Limit,
-    seconds: float,
-) -> Arrays | Exception:
-    """Returns the outputs for all jobs at once, or what was raised."""
-    feed = jobs[0].feed
-    try:
-        if len(jobs) > 1:
-            feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
-        with limit(seconds):
-            return infer(feed)
-    except Exception as error:
-        return error

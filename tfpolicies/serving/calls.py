@@ -54,7 +54,8 @@ class Options(NamedTuple):
         seed = _of_type(parameters, "seed", int, None)
         explore = _of_type(parameters, "explore", bool, seed is not None)
         sequence = parameters.get("sequence_id")
-        if not (sequence is None or type(sequence) is int or _is_name(sequence)):
+        is_name = type(sequence) is str and len(sequence) <= LONGEST_NAME
+        if not (sequence is None or type(sequence) is int or is_name):
             raise RequestError(
                 f"Parameter sequence_id must be an int, or a str of at most {LONGEST_NAME} "
                 f"characters, got {quote(sequence):.60}."
@@ -77,11 +78,7 @@ class Options(NamedTuple):
         return cls(explore, seed, sequence, starts, ends)
 
 
-def _is_name(value: Any) -> bool:
-    return type(value) is str and len(value) <= LONGEST_NAME
-
-
-def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: bool | None) -> Any:
     value = parameters.get(name, default)
     if value is not default and type(value) is not kind:
         raise RequestError(f"Parameter {name} must be of {kind.__name__}, got {quote(value)}.")

@@ -191,7 +191,7 @@ class Connection(HttpToolsProtocol):
     def _is_answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         if self.handshake is not None:

@@ -76,6 +76,16 @@ class Repository:
             )
         return found
 
+    def find(self, name: str, version: str) -> ServedModel:
+        """Returns a model that answers by a version; "" for any.
+
+        Raises:
+            RequestError: if there is no such model, or another version answers.
+        """
+        model = self[name]
+        model.require_version(version)
+        return model
+
     @property
     def is_ready(self) -> bool:
         """Whether all models answer, and will do so for a while."""

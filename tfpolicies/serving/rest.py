@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -25,6 +26,7 @@ from tfpolicies.serving.logs import REFUSED, AnsweredRequest
 from tfpolicies.serving.metrics import GONE
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
+from tfpolicies.serving.served import ServedModel
 from tfpolicies.serving.texts import quote
 
 _JSON_LENGTH = JSON_LENGTH.encode()
@@ -33,17 +35,8 @@ _LONGEST = 2000  # characters of an error
 LARGE = 1_000_000
 """Bytes of a request above which it is parsed in another thread."""
 
-SERVER = {
-    "name": "tfpolicies",
-    "version": __version__,
-    "extensions": [
-        "binary_tensor_data",
-        "model_configuration",
-        "model_repository",
-        "parameters",
-        "sequence",
-    ],
-}
+_EXTENSIONS = "binary_tensor_data model_configuration model_repository parameters sequence"
+SERVER = {"name": "tfpolicies", "version": __version__, "extensions": _EXTENSIONS.split()}
 """What the protocol says of this server."""
 
 
@@ -62,8 +55,7 @@ def application(
         loads: whether it loads the models when it starts, and watches them while it runs.
         record: is called with each request that was answered; None for none.
     """
-    bodies = _Bodies(repository)
-    rest = _Rest(repository, bodies, access or Access("0.0.0.0"))
+    rest = _Rest(repository, access or Access("0.0.0.0"))
     model = "/v2/models/{model}"
     versions = ("", "/versions/{version}")
     routes = [
@@ -85,7 +77,7 @@ def application(
     }
     lifespan = (lambda app: repository.running()) if loads else None
     others = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    app: ASGIApp = _Inference(repository, bodies, others, access)
+    app: ASGIApp = _Inference(repository, others, access)
     if access is not None and access.origins:
         app = CORSMiddleware(app, access.origins, allow_methods=["*"], allow_headers=["*"])
     return app if record is None else _Recorded(app, record)
@@ -115,9 +107,9 @@ class _Recorded:
         finally:
             client = scope["client"][0] if scope.get("client") else ""
             path = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
-            seconds, now = time.perf_counter() - began, time.time()
             sent, status = ("http", client, scope["method"], path, ""), scope.get(REFUSED, status)
-            self._record(AnsweredRequest(*sent, status, seconds, size, now))
+            seconds = time.perf_counter() - began
+            self._record(AnsweredRequest(*sent, status, seconds, size, time.time()))
 
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer/?")
@@ -129,11 +121,9 @@ class _Inference:
     Routes, middleware and request objects take as long as a small policy.
     """
 
-    def __init__(
-        self, repository: Repository, bodies: _Bodies, others: ASGIApp, access: Access | None
-    ) -> None:
-        self._repository, self._bodies, self._others = repository, bodies, others
-        self._access, self._most = access, repository.limits.max_body
+    def __init__(self, repository: Repository, others: ASGIApp, access: Access | None) -> None:
+        self._repository, self._others, self._access = repository, others, access
+        self._most = repository.limits.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -143,7 +133,8 @@ class _Inference:
         asked, headers = _INFER.fullmatch(path), dict(scope["headers"])
         try:
             if self._access is not None:
-                _admit(self._access, path, headers)
+                with _body_is_unread():
+                    self._access.check_http(path, headers)
             if asked is not None:
                 headers, body = await self._infer(scope["method"], headers, asked, receive)
         except ClientDisconnect:
@@ -172,7 +163,7 @@ class _Inference:
         model = self._repository[name]
         with metrics.measure(name, "http", gone=ClientDisconnect):
             with self._repository.arrivals.begin() as arrival:
-                content = await self._bodies.read(headers, receive, arrival)
+                content = await _read_body(headers, receive, arrival, self._most)
                 parsing = headers.get(_JSON_LENGTH), asked["version"] or "", self._most
                 if len(content) <= LARGE:
                     request = read(content, *parsing)
@@ -190,73 +181,67 @@ class _UnreadBodyError(RequestError):
     """The body of a request was not read to its end."""
 
 
-def _admit(access: Access, path: str, headers: Mapping[bytes, bytes]) -> None:
+@contextlib.contextmanager
+def _body_is_unread() -> Iterator[None]:
     try:
-        access.check_http(path, headers)
+        yield
     except RequestError as error:
         raise _UnreadBodyError(str(error), error.status) from error
 
 
-class _Bodies:
-    """Reads the bodies of requests; those that have not arrived whole share a limit."""
+async def _read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, arrival: Arrival, most: int
+) -> bytes:
+    """Returns the body of a request; those that have not arrived whole share a limit.
 
-    def __init__(self, repository: Repository) -> None:
-        self._most = repository.limits.max_body
+    Args:
+        headers: of the request.
+        receive: gives the parts of the body.
+        arrival: counts its bytes, if it does not come in one part or is large.
+        most: bytes of a body.
 
-    async def read(
-        self, headers: Mapping[bytes, bytes], receive: Receive, arrival: Arrival
-    ) -> bytes:
-        """Returns the body of a request.
-
-        Args:
-            headers: of the request.
-            receive: gives the parts of the body.
-            arrival: counts its bytes, if it does not come in one part or is large.
-
-        Raises:
-            RequestError: if it is compressed, too large or too slow, or gives way to others.
-            ClientDisconnect: if the client hangs up before its end.
-        """
+    Raises:
+        RequestError: if it is compressed, too large or too slow, or gives way to others.
+        ClientDisconnect: if the client hangs up before its end.
+    """
+    declared = headers.get(b"content-length", b"0")
+    with _body_is_unread():
         if b"content-encoding" in headers:
             told = "The body must not be compressed: send no Content-Encoding."
-            raise _UnreadBodyError(told, 415)
-        declared = headers.get(b"content-length", b"0")
-        if declared.isdigit() and (len(declared) > DIGITS or int(declared) > self._most):
-            raise self._too_large(declared[:DIGITS].decode())
+            raise RequestError(told, 415)
+        if declared.isdigit() and (len(declared) > DIGITS or int(declared) > most):
+            raise _too_large(declared[:DIGITS].decode(), most)
         message = await receive()  # before anything came, waiting costs no memory
         if not message.get("more_body", False) and message["type"] == "http.request":
             body: bytes = message.get("body", b"")
-            if len(body) <= min(LARGE, self._most):
+            if len(body) <= min(LARGE, most):
                 return body
-        until = time.monotonic() + _PATIENCE
-        gives_way = asyncio.get_running_loop().create_future()
-        arrival.give_up = gives_way.cancel
-        parts: list[bytes] = []
-        size = 0
-        while message["type"] != "http.disconnect":
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._most:
-                raise self._too_large("more")
-            is_whole = not message.get("more_body", False)
-            if size > SMALL:
-                _count(arrival, size)
-            if is_whole:
-                arrival.can_give_way = False
-                return b"".join(parts)
-            message = await _next_part(receive, until + size / _SLOWEST, gives_way)
-        raise ClientDisconnect
-
-    def _too_large(self, size: str) -> RequestError:
-        told = f"The body may have {self._most} bytes (--max-body), got {size}."
-        return _UnreadBodyError(told, 413)
+        return await _read_parts(message, receive, arrival, most)
 
 
-def _count(arrival: Arrival, size: int) -> None:
-    try:
-        arrival.grow(size - arrival.size)
-    except RequestError as error:
-        raise _UnreadBodyError(str(error), error.status) from error
+async def _read_parts(first: Message, receive: Receive, arrival: Arrival, most: int) -> bytes:
+    """Returns a body of several parts, or of a large one."""
+    message, until = first, time.monotonic() + _PATIENCE
+    gives_way = asyncio.get_running_loop().create_future()
+    arrival.give_up = gives_way.cancel
+    parts: list[bytes] = []
+    size = 0
+    while message["type"] != "http.disconnect":
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise _too_large("more", most)
+        if size > SMALL:
+            arrival.grow(size - arrival.size)
+        if not message.get("more_body", False):
+            arrival.can_give_way = False
+            return b"".join(parts)
+        message = await _next_part(receive, until + size / _SLOWEST, gives_way)
+    raise ClientDisconnect
+
+
+def _too_large(size: str, most: int) -> RequestError:
+    return RequestError(f"The body may have {most} bytes (--max-body), got {size}.", 413)
 
 
 async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[None]) -> Message:
@@ -273,13 +258,13 @@ async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[N
             return_when=asyncio.FIRST_COMPLETED,
         )
         if gives_way.done():
-            raise _UnreadBodyError(
+            raise RequestError(
                 "The body was the largest of those that have not arrived whole, and others need "
                 "its memory. Try again later.",
                 503,
             )
         if not part.done():
-            raise _UnreadBodyError(
+            raise RequestError(
                 f"The body is incomplete. It may take {_PATIENCE:.0f} seconds, and one more for "
                 f"each {_SLOWEST} bytes.",
                 408,
@@ -290,8 +275,8 @@ async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[N
 
 
 class _Rest:
-    def __init__(self, repository: Repository, bodies: _Bodies, access: Access) -> None:
-        self._repository, self._bodies, self._access = repository, bodies, access
+    def __init__(self, repository: Repository, access: Access) -> None:
+        self._repository, self._access = repository, access
 
     async def metadata(self, request: Request) -> Response:
         return _json(self._model(request).metadata())
@@ -315,8 +300,8 @@ class _Rest:
 
     async def index(self, request: Request) -> Response:
         with self._repository.arrivals.begin() as arrival:
-            headers = dict(request.scope["headers"])
-            body = await self._bodies.read(headers, request.receive, arrival)
+            headers, most = dict(request.scope["headers"]), self._repository.limits.max_body
+            body = await _read_body(headers, request.receive, arrival, most)
         if len(body) > SMALL:
             raise RequestError(f"The body may have {SMALL} bytes here, got {len(body)}.", 413)
         try:
@@ -339,17 +324,16 @@ class _Rest:
     async def metrics(self, request: Request) -> Response:
         return Response(self._repository.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    def _model(self, request: Request) -> Any:
-        model = self._repository[request.path_params["model"]]
-        model.require_version(request.path_params.get("version", ""))
-        return model
+    def _model(self, request: Request) -> ServedModel:
+        parameters = request.path_params
+        return self._repository.find(parameters["model"], parameters.get("version", ""))
 
 
-def _json(record: Any, status: int = 200) -> Response:
+def _json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]], status: int = 200) -> Response:
     return Response(orjson.dumps(record), status, media_type="application/json")
 
 
-async def _refused(request: Request, error: Any) -> Response:
+async def _refused(request: Request, error: RequestError) -> Response:
     response = _json({"error": str(error)[:_LONGEST]}, error.status)
     if isinstance(error, _UnreadBodyError):  # what comes cannot be told from another request
         response.headers["connection"] = "close"
@@ -360,7 +344,7 @@ async def _refused(request: Request, error: Any) -> Response:
     return response
 
 
-async def _no_such_address(request: Request, error: Any) -> Response:
+async def _no_such_address(request: Request, error: HTTPException) -> Response:
     what = f"{request.method} {quote(request.scope['path'])}"
     return _json({"error": f"There is nothing at {what}: {error.detail}."}, error.status_code)
 

@@ -12,6 +12,7 @@ from tfpolicies.errors import RequestError
 from tfpolicies.serving.calls import Answer, Call, Options
 from tfpolicies.serving.tensors import datatype_of, from_bytes, from_values
 from tfpolicies.serving.texts import quote, require_few, require_short
+from tfpolicies.types import Json
 
 JSON_LENGTH = "inference-header-content-length"
 """The header that says how much of a body is JSON."""
@@ -59,18 +60,12 @@ def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Ask
     record = _object("The body", record)
     parameters = _parameters("the request", record)
     outputs = [_named("An output", each) for each in _list(record, "outputs")]
-    as_bytes = parameters.get("binary_data_output", False)
-    return Asked(
-        Call(
-            dict(_inputs(_list(record, "inputs"), body[end:])),
-            Options.of(parameters),
-            [each["name"] for each in outputs] or None,
-            _text(record.get("id")),
-            version,
-        ),
-        {each["name"]: _wants_bytes(each, bool(as_bytes)) for each in outputs},
-        bool(as_bytes),
-    )
+    inputs, options = dict(_inputs(_list(record, "inputs"), body[end:])), Options.of(parameters)
+    names = [each["name"] for each in outputs] or None
+    call = Call(inputs, options, names, _text(record.get("id")), version)
+    all_as_bytes = bool(parameters.get("binary_data_output", False))
+    forms = {x["name"]: _parameters("an output", x).get(_BINARY, all_as_bytes) for x in outputs}
+    return Asked(call, {name: bool(form) for name, form in forms.items()}, all_as_bytes)
 
 
 def written(model: str, asked: Asked, answer: Answer) -> tuple[bytes, int | None]:
@@ -146,7 +141,7 @@ def _length(text: bytes, most: int) -> int:
     return int(text)
 
 
-def _object(what: str, value: Any) -> dict[str, Any]:
+def _object(what: str, value: Json) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"{what} must be a JSON object, got {type(value).__name__}.")
     return value
@@ -167,7 +162,7 @@ def _list(record: dict[str, Any], key: str) -> list[Any]:
     return value
 
 
-def _named(what: str, value: Any) -> dict[str, Any]:
+def _named(what: str, value: Json) -> dict[str, Any]:
     record = _object(what, value)
     if not isinstance(record.get("name"), str):
         raise RequestError(f"{what} must have a name, got {quote(record.get('name'))}.")
@@ -175,11 +170,7 @@ def _named(what: str, value: Any) -> dict[str, Any]:
     return record
 
 
-def _wants_bytes(record: dict[str, Any], default: bool) -> bool:
-    return bool(_parameters("an output", record).get(_BINARY, default))
-
-
-def _text(value: Any) -> str:
+def _text(value: Json) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):

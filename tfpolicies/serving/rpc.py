@@ -11,8 +11,7 @@ from urllib.parse import unquote
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
-from tritonclient.grpc import model_config_pb2
+from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from tfpolicies.errors import RequestError
@@ -145,7 +144,8 @@ class Rpc(grpc.GenericRpcHandler):
         self._may_answer.set()
         self._handlers = {
             f"/{SERVICE}/{method.name}": grpc.stream_unary_rpc_method_handler(
-                partial(self._handle, method), response_serializer=_serialize
+                partial(self._handle, method),
+                response_serializer=lambda answer: answer.SerializeToString(),
             )
             for method in self._methods()
         }
@@ -173,22 +173,24 @@ class Rpc(grpc.GenericRpcHandler):
         await stopping
 
     def _methods(self) -> list[Method]:
-        others = [
-            ("ServerLive", self.say_live),
-            ("ServerReady", self.say_ready),
-            ("ServerMetadata", self.describe_server),
-            ("ModelReady", self.say_model_ready),
-            ("ModelMetadata", self.describe_model),
-            ("ModelConfig", self.describe_config),
-            ("RepositoryIndex", self.list_models),
-            ("RepositoryModelLoad", self.load),
-            ("RepositoryModelUnload", self.unload),
+        find = self._repository.find
+        facts: dict[str, Callable[[Any], dict[str, Any]]] = {
+            "ServerLive": lambda request: {"live": True},
+            "ServerReady": lambda request: {"ready": self._repository.is_ready},
+            "ServerMetadata": lambda request: SERVER,
+            "ModelReady": self._is_model_ready,
+            "ModelMetadata": lambda request: find(request.name, request.version).metadata(),
+            "ModelConfig": lambda request: {"config": find(request.name, request.version).config()},
+            "RepositoryIndex": lambda request: {
+                "models": self._repository.index(ready=request.ready)
+            },
+        }
+        return [
+            Method("ModelInfer", self.infer, _parse_infer),
+            *(_plain_method(name, partial(_say, name, each)) for name, each in facts.items()),
+            _plain_method("RepositoryModelLoad", self.load),
+            _plain_method("RepositoryModelUnload", self.unload),
         ]
-        plain = [
-            Method(name, answer, partial(_parse, getattr(pb, f"{name}Request")))
-            for name, answer in others
-        ]
-        return [Method("ModelInfer", self.infer, _parse_infer), *plain]
 
     async def _handle(
         self, method: Method, messages: Any, context: grpc.aio.ServicerContext
@@ -219,10 +221,9 @@ class Rpc(grpc.GenericRpcHandler):
             raise
         finally:
             if self._record is not None:
-                path, client = f"/{SERVICE}/{method.name}", _address(context.peer())
-                seconds, now = time.perf_counter() - began, time.time()
-                sent = "grpc", client, method.name, path, model
-                self._record(AnsweredRequest(*sent, status, seconds, size, now))
+                path, seconds = f"/{SERVICE}/{method.name}", time.perf_counter() - began
+                sent = "grpc", _address(context.peer()), method.name, path, model
+                self._record(AnsweredRequest(*sent, status, seconds, size, time.time()))
 
     async def _parse(self, method: Method, content: bytes) -> Any:
         """Returns a request; large ones are parsed in another thread."""
@@ -234,63 +235,41 @@ class Rpc(grpc.GenericRpcHandler):
     async def infer(self, parsed: tuple[Any, Call | RequestError]) -> Any:
         """Answers a request for actions."""
         request, call = parsed
-        name, metrics = request.model_name, self._repository.metrics
+        name = request.model_name
         model = self._repository[name]
-        with metrics.measure(name, "grpc", gone=asyncio.CancelledError):
+        with self._repository.metrics.measure(name, "grpc", gone=asyncio.CancelledError):
             if isinstance(call, RequestError):
                 raise call
             answer = await model.infer(call)
         return _response(name, request.id, answer)
 
-    async def say_live(self, request: Any) -> Any:
-        """Says that the server runs."""
-        return pb.ServerLiveResponse(live=True)
-
-    async def say_ready(self, request: Any) -> Any:
-        """Says whether all models answer, and will do so for a while."""
-        return pb.ServerReadyResponse(ready=self._repository.is_ready)
-
-    async def describe_server(self, request: Any) -> Any:
-        """Says what this server is."""
-        return pb.ServerMetadataResponse(**SERVER)
-
-    async def say_model_ready(self, request: Any) -> Any:
-        """Says whether a model answers."""
+    def _is_model_ready(self, request: pb.ModelReadyRequest) -> dict[str, Any]:
         model = self._repository[request.name]
         if model.is_ready:
             model.require_version(request.version)
-        return pb.ModelReadyResponse(ready=model.is_ready)
+        return {"ready": model.is_ready}
 
-    async def describe_model(self, request: Any) -> Any:
-        """Says what a model takes and gives."""
-        return pb.ModelMetadataResponse(**self._find_model(request).metadata())
-
-    async def describe_config(self, request: Any) -> Any:
-        """Says how a model is served."""
-        config = self._find_model(request).config()
-        return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig(**config))
-
-    def _find_model(self, request: Any) -> Any:
-        model = self._repository[request.name]
-        model.require_version(request.version)
-        return model
-
-    async def list_models(self, request: Any) -> Any:
-        """Says what models there are."""
-        found = self._repository.index(ready=request.ready)
-        return pb.RepositoryIndexResponse(models=found)
-
-    async def load(self, request: Any) -> Any:
+    async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         """Loads what is in a model's folder now."""
         self._access.require_control()
         await self._repository[request.model_name].load()
         return pb.RepositoryModelLoadResponse()
 
-    async def unload(self, request: Any) -> Any:
+    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Any:
         """Makes a model answer no more."""
         self._access.require_control()
         self._repository[request.model_name].unload()
         return pb.RepositoryModelUnloadResponse()
+
+
+def _plain_method(name: str, answer: Callable[[Any], Awaitable[Message]]) -> Method:
+    """Returns a method whose requests need no more than being parsed."""
+    return Method(name, answer, partial(_parse, getattr(pb, f"{name}Request")))
+
+
+async def _say(name: str, get_facts: Callable[[Any], dict[str, Any]], request: Message) -> Message:
+    """Answers a method by facts, which are the fields of its response."""
+    return getattr(pb, f"{name}Response")(**get_facts(request))
 
 
 def _authorization(context: grpc.aio.ServicerContext) -> bytes:
@@ -314,11 +293,7 @@ def _address(peer: str) -> str:
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
-def _serialize(answer: Any) -> bytes:
-    return bytes(answer.SerializeToString())
-
-
-def _parse(kind: Any, content: bytes, most: int) -> Any:
+def _parse(kind: type[Message], content: bytes, most: int) -> Any:
     try:
         return kind.FromString(content)
     except DecodeError as error:
@@ -334,7 +309,7 @@ def _parse_infer(content: bytes, most: int) -> tuple[Any, Call | RequestError]:
         return request, error
 
 
-def _call(request: Any, most: int) -> Call:
+def _call(request: pb.ModelInferRequest, most: int) -> Call:
     require_few("inputs", request.inputs)
     require_few("outputs", request.outputs)
     raw = request.raw_input_contents
@@ -349,16 +324,14 @@ def _call(request: Any, most: int) -> Call:
         if tensor.name in inputs:
             raise RequestError(f"Input {quote(tensor.name)} is given twice.")
         inputs[tensor.name] = _array(tensor, raw[number] if raw else None, most)
-    return Call(
-        inputs,
-        Options.of(_plain(request.parameters)),
-        [output.name for output in request.outputs] or None,
-        request.id,
-        request.model_version,
-    )
+    options = Options.of(_plain(request.parameters))
+    names = [output.name for output in request.outputs] or None
+    return Call(inputs, options, names, request.id, request.model_version)
 
 
-def _array(tensor: Any, raw: bytes | None, most: int) -> np.ndarray:
+def _array(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None, most: int
+) -> np.ndarray:
     shape = tensor.shape[: MOST_AXES + 1]
     if raw is not None:
         return from_bytes(tensor.name, tensor.datatype, shape, raw)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from tfpolicies.serving.batching import LONG, Arrays, Batcher, Rows
+from tfpolicies.serving.batching import LONG, Arrays, Batcher
 from tfpolicies.serving.calls import Answer, Call, Way
 from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.tensors import require_outputs
@@ -59,6 +59,6 @@ class Running:
         feed = version.feed(call.inputs, call.options)
         return Answer.to(call, version.name, await self._calls[Way.of(call)].run(feed))
 
-    def step(self, feed: Arrays, way: Way) -> asyncio.Future[Rows]:
+    def step(self, feed: Arrays, way: Way) -> asyncio.Future[Arrays]:
         """Returns a future of what one step of a sequence gives; see `Memory.step`."""
         return self._steps[way].run(feed)

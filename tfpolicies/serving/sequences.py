@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from tfpolicies.errors import RequestError
-from tfpolicies.serving.batching import Arrays, Rows
+from tfpolicies.serving.batching import Arrays
 from tfpolicies.serving.calls import Answer, Call, Way
 from tfpolicies.serving.memory import SLOTS
 from tfpolicies.serving.running import Running
@@ -37,7 +37,7 @@ class Sequence:
         self._slots = running.memory.begin(rows)
         self._is_stepping = False
 
-    async def step(self, feed: Arrays, call: Call) -> Rows:
+    async def step(self, feed: Arrays, call: Call) -> Arrays:
         """Takes a step and returns what it gives; only who holds `turn` may do so.
 
         A step that has begun runs to its end, even if its caller is cancelled.
@@ -91,7 +91,9 @@ class Sequences:
             RequestError: if the step does not fit or the sequence is not known; nothing changes.
         """
         self.forget_idle()
-        known = None if call.options.starts else self._find(name)
+        known = None if call.options.starts else self._all.get(name)
+        if known is None and not call.options.starts:
+            raise self._unknown(name)
         version = (known.running if known else newest).version
         if call.version not in ("", version.name):
             raise RequestError(
@@ -150,12 +152,6 @@ class Sequences:
             self._end(before)
         found = self._all[name] = Sequence(name, running, rows, self._clock())
         self._rows += rows
-        return found
-
-    def _find(self, name: Name) -> Sequence:
-        found = self._all.get(name)
-        if found is None:
-            raise self._unknown(name)
         return found
 
     def _unknown(self, name: Name) -> RequestError:

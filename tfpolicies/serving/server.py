@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import uvicorn
+from starlette.types import ASGIApp
 
 from tfpolicies.errors import ExportError, UsageError
 from tfpolicies.serving.access import Access, is_loopback
@@ -144,12 +145,8 @@ async def serve(
     try:
         async with repository.running():
             shutdown.is_loaded = True
-            http = _Http(
-                _config(application(repository, access, record=record), connections),
-                connections,
-                listening,
-                tls,
-            )
+            config = _config(application(repository, access, record=record), connections)
+            http = _Http(config, connections, listening, tls)
             serving = loop.create_task(http.serve())
             watching = loop.create_task(connections.watch())
             await rpc.start()
@@ -202,19 +199,12 @@ def _leave_to_rest() -> None:
     gc.set_threshold(_GARBAGE, *_OLDER)
 
 
-def _config(app: Any, connections: Connections) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=partial(Connection, connections),
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=int(GRACE),
-        timeout_keep_alive=75,
-    )
+def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
+    without: dict[str, Any] = {"access_log": False, "server_header": False, "proxy_headers": False}
+    without |= {"lifespan": "off", "ws": "none"}
+    seconds = {"timeout_graceful_shutdown": int(GRACE), "timeout_keep_alive": 75}
+    http = partial(Connection, connections)
+    return uvicorn.Config(app, http=http, log_level="error", **without, **seconds)
 
 
 def _listening(address: Address) -> socket.socket:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from tfpolicies.finite import is_finite
 from tfpolicies.serving.tensors import Port
 from tfpolicies.system.atomic import replacing, sync_folder
 from tfpolicies.system.distributions import install_command
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow import parquet
 
 _BATCH_BYTES, _MOST_ROWS = 16_000_000, 65_536
 _BUFFER = 1 << 20  # bytes of a column that are read at once
@@ -114,16 +118,11 @@ class _Input(NamedTuple):
     names: Sequence[str]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one row."""
-        return _row_shape(self.port)
-
-    @property
     def column_shape(self) -> tuple[int, ...]:
         """Of one row of each column."""
-        return self.shape if len(self.names) == 1 else ()
+        return self.port.row_shape if len(self.names) == 1 else ()
 
-    def read(self, batch: Any, first: int) -> np.ndarray:
+    def read(self, batch: pyarrow.RecordBatch, first: int) -> np.ndarray:
         """Returns the input `[rows, ...]` for a batch whose first row has the number `first`.
 
         Raises:
@@ -132,7 +131,7 @@ class _Input(NamedTuple):
         parts = [
             _Column(name, self.port, self.column_shape, first).read(batch) for name in self.names
         ]
-        return np.stack(parts, axis=1).reshape(batch.num_rows, *self.shape)
+        return np.stack(parts, axis=1).reshape(batch.num_rows, *self.port.row_shape)
 
 
 class _Table(NamedTuple):
@@ -145,11 +144,11 @@ class _Table(NamedTuple):
         names = [port.name for port in ports] if columns is None else columns
         if len(names) == len(ports):
             inputs = [_Input(port, [name]) for port, name in zip(ports, names, strict=True)]
-        elif len(ports) == 1 and len(names) == math.prod(_row_shape(ports[0])):
+        elif len(ports) == 1 and len(names) == math.prod(ports[0].row_shape):
             inputs = [_Input(ports[0], names)]
         else:
             counts = [f"{len(ports)}, for {', '.join(map(str, ports))}"]
-            counts += [f"{math.prod(_row_shape(port))}, one for each number" for port in ports[:1]]
+            counts += [f"{math.prod(port.row_shape)}, one for each number" for port in ports[:1]]
             raise UsageError(
                 f"The number of columns must be {' or '.join(counts[: 3 - len(ports)])}, got "
                 f"{len(names)}: {show_value([*names])}."
@@ -192,18 +191,22 @@ class _Table(NamedTuple):
 
 
 def _batches(
-    source: Any, inputs: Sequence[_Input], kept: Sequence[str], rows: int | None
+    source: parquet.ParquetFile, inputs: Sequence[_Input], kept: Sequence[str], rows: int | None
 ) -> Iterator[Any]:
     """Yields batches of the columns that are read or written."""
     if rows is None:
-        size = sum(math.prod(each.shape) * each.port.dtype.itemsize for each in inputs)
+        size = sum(math.prod(each.port.row_shape) * each.port.dtype.itemsize for each in inputs)
         rows = max(1, min(_BATCH_BYTES // max(1, size), _MOST_ROWS))
     names = {*kept, *(name for each in inputs for name in each.names)}
     return iter(source.iter_batches(rows, columns=sorted(names)))
 
 
 def _act(
-    policy: OnnxPolicy, inputs: Sequence[_Input], batch: Any, first: int, rng: np.random.Generator
+    policy: OnnxPolicy,
+    inputs: Sequence[_Input],
+    batch: pyarrow.RecordBatch,
+    first: int,
+    rng: np.random.Generator,
 ) -> list[np.ndarray]:
     """Returns the actions for a batch, one array `[rows, ...]` for each part of the action."""
     observed = {each.port.name: each.read(batch, first) for each in inputs}
@@ -218,24 +221,20 @@ def _act(
         raise ExportError(f"{error} Give it fewer rows at once by --batch.") from error
 
 
-def _row_shape(port: Port) -> tuple[int, ...]:
-    return tuple(size for size in port.shape if not isinstance(size, str))
-
-
 def _action_fields(policy: OnnxPolicy) -> list[Any]:
     """Returns the columns of actions: a number in each row, or a list of an array's numbers."""
     import pyarrow
 
     fields = []
     for port in map(Port.of, policy.actions):
-        shape, of_numbers = _row_shape(port), pyarrow.from_numpy_dtype(port.dtype)
+        shape, of_numbers = port.row_shape, pyarrow.from_numpy_dtype(port.dtype)
         name = port.name.replace("actions", "action", 1)
         column = pyarrow.list_(of_numbers, math.prod(shape)) if shape else of_numbers
         fields.append(pyarrow.field(name, column))
     return fields
 
 
-def _as_arrow(array: np.ndarray, field: Any) -> Any:
+def _as_arrow(array: np.ndarray, field: pyarrow.Field) -> Any:
     import pyarrow
 
     if array.ndim == 1:
@@ -247,7 +246,7 @@ def _as_arrow(array: np.ndarray, field: Any) -> Any:
 # -- what a column has ----------------------------------------------------------------------------
 
 
-def _require_type(name: str, kind: Any, shape: tuple[int, ...]) -> None:
+def _require_type(name: str, kind: pyarrow.DataType, shape: tuple[int, ...]) -> None:
     """Checks that a column has numbers, or lists of them as deep as `shape` asks for."""
     from pyarrow import types
 
@@ -262,22 +261,14 @@ def _require_type(name: str, kind: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def _unwrap_lists(kind: Any) -> tuple[Any, int]:
+def _unwrap_lists(kind: pyarrow.DataType) -> tuple[Any, int]:
     """Returns the type of the elements in lists of lists, and how deep these are; 0: none."""
-    inner, depth = _without_extension(kind), 0
-    while _is_list(inner):
-        inner, depth = _without_extension(inner.value_type), depth + 1
-    return inner, depth
-
-
-def _without_extension(kind: Any) -> Any:
-    return getattr(kind, "storage_type", kind)
-
-
-def _is_list(kind: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    inner, depth = getattr(kind, "storage_type", kind), 0
+    while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+        inner, depth = getattr(inner.value_type, "storage_type", inner.value_type), depth + 1
+    return inner, depth
 
 
 class _Column(NamedTuple):
@@ -288,7 +279,7 @@ class _Column(NamedTuple):
     shape: tuple[int, ...]  # of one row of the column
     first: int  # the number of the first row
 
-    def read(self, batch: Any) -> np.ndarray:
+    def read(self, batch: pyarrow.RecordBatch) -> np.ndarray:
         """Returns the numbers `[rows, count]` in the dtype of the input.
 
         Raises:
@@ -308,7 +299,7 @@ class _Column(NamedTuple):
         numbers = self._cast(array.to_numpy(zero_copy_only=False), count)
         return numbers.reshape(batch.num_rows, count)
 
-    def _sizes(self, kind: Any) -> tuple[int, ...]:
+    def _sizes(self, kind: pyarrow.DataType) -> tuple[int, ...]:
         """Returns the length of lists at each level of the column."""
         _, depth = _unwrap_lists(kind)
         return self.shape if depth == len(self.shape) else (math.prod(self.shape),) * depth
@@ -323,7 +314,7 @@ class _Column(NamedTuple):
             self._require_all(result == numbers, numbers, count, f"of {result.dtype}")
         return result
 
-    def _require_no_null(self, array: Any, count: int) -> None:
+    def _require_no_null(self, array: pyarrow.Array, count: int) -> None:
         if array.null_count:
             row = self.first + int(np.flatnonzero(array.is_null().to_numpy(False))[0]) // count
             raise ObservationError(f"Column {self.name!r:.200} has no value in row {row}.")

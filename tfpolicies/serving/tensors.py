@@ -12,6 +12,7 @@ import numpy as np
 from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.finite import is_finite
 from tfpolicies.serving.texts import quote, require_short
+from tfpolicies.types import Json
 
 MOST_AXES = 32
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
@@ -42,6 +43,11 @@ class Port(NamedTuple):
         return _DATATYPES[self.dtype]
 
     @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Its shape without free sizes: that of one row."""
+        return tuple(size for size in self.shape if not isinstance(size, str))
+
+    @property
     def sizes(self) -> list[int]:
         """Its shape in the protocol, where -1 is a free size."""
         return [-1 if isinstance(size, str) else size for size in self.shape]
@@ -67,7 +73,7 @@ def datatype_of(array: np.ndarray) -> str:
     return _DATATYPES[array.dtype]
 
 
-def dtype_of(name: str, datatype: Any) -> np.dtype[Any]:
+def dtype_of(name: str, datatype: Json) -> np.dtype[Any]:
     """Returns the dtype that a request names for an input.
 
     Raises:
@@ -98,7 +104,7 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def from_bytes(name: str, datatype: Any, shape: Any, data: bytes) -> np.ndarray:
+def from_bytes(name: str, datatype: Json, shape: Sequence[int] | Json, data: bytes) -> np.ndarray:
     """Returns an input given as bytes: numbers in rows, little-endian.
 
     Raises:
@@ -123,7 +129,7 @@ def _reshaped(name: str, array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarra
         ) from error
 
 
-def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
+def from_values(name: str, datatype: Json, shape: Sequence[int] | Json, data: Json) -> np.ndarray:
     """Returns an input given as a flat or nested list of values.
 
     Raises:

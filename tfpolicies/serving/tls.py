@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-import os
 import ssl
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from tfpolicies.errors import UsageError
+from tfpolicies.serving.access import read_secret, warn_if_shared
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.system.regular_files import content_of, open_regular
 
 _LARGEST = 1_000_000  # bytes of a file
 _NEW_KEY = "openssl pkey -in FILE -out NEW"
@@ -45,8 +43,8 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
         UsageError: if one cannot be read or holds something else, the key is of another
             certificate, or OpenSSL or gRPC do not take it; the message names the file.
     """
-    chain, _ = _read("--tls-cert", certificate)
-    private, mode = _read("--tls-key", key)
+    chain, _ = read_secret("--tls-cert", certificate, _LARGEST)
+    private, mode = read_secret("--tls-key", key, _LARGEST)
     try:
         ssl.create_default_context(cadata=chain.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
@@ -84,8 +82,7 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
             f"--tls-key {str(key)!r} is an Ed25519 or Ed448 key, which gRPC does not take. Make "
             "the certificate with an RSA key of 2048 bits or an ECDSA key (P-256)."
         )
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
-        warn(f"Other users may read {key}. Let only yourself read it: chmod 600 {key}.")
+    warn_if_shared(key, mode, warn)
     return Tls(chain, private, context)
 
 
@@ -93,12 +90,3 @@ def _decode(key: bytes) -> bytes:
     """Returns what the text of a private key in PEM stands for; "" for other text."""
     begun = key.partition(b"PRIVATE KEY-----")[2]
     return base64.b64decode(begun.partition(b"-----END")[0])
-
-
-def _read(option: str, path: Path) -> tuple[bytes, int]:
-    """Returns the content and the mode of a file."""
-    try:
-        with open_regular(resolve_path(path)) as file:
-            return content_of(file, _LARGEST), os.fstat(file.fileno()).st_mode
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {str(path)!r} cannot be read: {error}.") from error

@@ -134,7 +134,8 @@ class Version:
         self._check(feed, counted)
         if options.explore:
             rows = first.shape[:1] if steps is None else first.shape[:2]
-            noise = self._noise(options, int(np.prod(rows)))
+            rng = np.random.default_rng(options.seed)
+            noise = self.greedy.draw_noise(rng, int(np.prod(rows)))
             feed[NOISE] = noise.reshape(*rows, -1)
         return feed
 
@@ -154,7 +155,7 @@ class Version:
         if self._is_told_rewards and REWARDS not in feed:
             feed[REWARDS] = np.zeros(rows, np.float32)
         if options.explore:
-            feed[NOISE] = self._noise(options, rows)
+            feed[NOISE] = self.greedy.draw_noise(np.random.default_rng(options.seed), rows)
         return feed
 
     def _check(self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None = None) -> None:
@@ -162,9 +163,6 @@ class Version:
             self.greedy.check(feed, counted)
         except ValueError as error:
             raise RequestError(str(error)) from error
-
-    def _noise(self, options: Options, rows: int) -> np.ndarray:
-        return self.greedy.draw_noise(np.random.default_rng(options.seed), rows)
 
     def _try(self, way: Way, rows: int) -> float:
         """Takes a first step; returns the seconds of the processor that it took."""

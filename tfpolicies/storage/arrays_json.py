@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import CheckpointError
+from tfpolicies.types import Json
 
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 DTYPES = {
@@ -47,7 +48,7 @@ def decode_number(record: Any) -> bool | int | float:
     raise CheckpointError(f"The record {record!r} is not a number.")
 
 
-def decode_dtype(name: Any) -> np.dtype:
+def decode_dtype(name: Json) -> np.dtype:
     """Returns the dtype of that name.
 
     Raises:
@@ -63,7 +64,7 @@ def encode_elements(array: np.ndarray) -> list[Any]:
     return [encode_number(value) for value in array.ravel().tolist()]
 
 
-def decode_elements(record: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def decode_elements(record: Json, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """Inverse of `encode_elements`; every element must be a value of `dtype`.
 
     Raises:
@@ -105,7 +106,7 @@ def encode_array(array: np.ndarray) -> dict[str, Any]:
     }
 
 
-def decode_array(record: Any) -> np.ndarray:
+def decode_array(record: Json) -> np.ndarray:
     """Inverse of `encode_array`.
 
     Raises:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.json_values import decode_value, encode_value
+from tfpolicies.types import Json
 
 _LARGEST_POOL = 1024  # words of a SeedSequence, which has 4 by default
 _NAMES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
@@ -39,7 +40,7 @@ def encode_generator(generator: np.random.Generator) -> dict[str, Any]:
     return record
 
 
-def decode_generator(record: Any) -> np.random.Generator:
+def decode_generator(record: Json) -> np.random.Generator:
     """Inverse of `encode_generator`.
 
     Raises:

@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from tfpolicies.errors import CheckpointError
@@ -31,7 +32,7 @@ class Missing:
     name: str
     importable: bool = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Raises an error, for who comes to need what loading could do without.
 
         Raises:
@@ -115,7 +116,7 @@ def _defined(path: str, trusted: Collection[str]) -> Any:
     return found if found is not None and import_path(found) == path else None
 
 
-def _walk(module: Any, qualname: str) -> Any:
+def _walk(module: ModuleType | None, qualname: str) -> Any:
     found = module
     for name in qualname.split("."):
         found = getattr(found, name, None)

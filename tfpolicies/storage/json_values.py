@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,12 +37,13 @@ from tfpolicies.storage.arrays_json import (
 )
 from tfpolicies.storage.import_paths import Missing, describe, import_path
 from tfpolicies.storage.spaces_json import decode_space, encode_space
+from tfpolicies.types import Json, Setting
 
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
 
 
-def encode_value(value: Any) -> Any:
+def encode_value(value: object) -> Any:
     """Returns `value` as JSON values.
 
     Objects without an import path are stored by name only: lambdas, functions defined in
@@ -64,7 +65,7 @@ def encode_value(value: Any) -> Any:
         ) from None
 
 
-def warn_of_unavailable(record: Any) -> None:
+def warn_of_unavailable(record: Json) -> None:
     """Warns once, naming them all, if a record holds objects that have no import path.
 
     Args:
@@ -82,7 +83,7 @@ def warn_of_unavailable(record: Any) -> None:
         )
 
 
-def decode_value(record: Any) -> Any:
+def decode_value(record: Json) -> Any:
     """Inverse of `encode_value`, but for objects: nothing that a record names is looked up.
 
     A `Missing` stands for each class and function. `places.admitted` puts those in that belong
@@ -106,7 +107,7 @@ def decode_value(record: Any) -> Any:
         raise CheckpointError("The record of a value is nested too deeply.") from None
 
 
-def find_missing(value: Any) -> dict[str, Missing]:
+def find_missing(value: Setting) -> dict[str, Missing]:
     """Returns the place of each `Missing` in a decoded value, and the marker; empty if none.
 
     >>> find_missing({"multi_agent": {"mapping": Missing("train:<lambda>")}, "lr": 0.1})
@@ -115,7 +116,7 @@ def find_missing(value: Any) -> dict[str, Missing]:
     return {place: found for place, found in parts_in(value, "") if isinstance(found, Missing)}
 
 
-def parts_in(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def parts_in(value: Setting, place: str) -> Iterator[tuple[str, Any]]:
     """Yields what is in nested dicts, lists, tuples and sets, each with its place in words.
 
     Args:
@@ -142,7 +143,8 @@ def _encode(value: Any) -> Any:
     if kind is tuple:
         return {"$tuple": [_encode(element) for element in value]}
     if kind in (set, frozenset):
-        return {_TAGS[kind]: [_encode(element) for element in _ordered(value)]}
+        elements = sorted(value, key=lambda x: (type(x).__name__, repr(x)))  # in every process
+        return {_TAGS[kind]: [_encode(element) for element in elements]}
     if kind in (dict, OrderedDict):
         return _encode_dict(value)
     if isinstance(value, np.generic) and is_plain_dtype(value.dtype):
@@ -161,19 +163,14 @@ def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
     return {"$dict": [[_encode(key), _encode(x)] for key, x in value.items()]}
 
 
-def _encode_object(value: Any) -> dict[str, str]:
+def _encode_object(value: Setting) -> dict[str, str]:
     if isinstance(value, Missing):
         return {"$import" if value.importable else "$unavailable": value.name}
     path = import_path(value)
     return {"$unavailable": describe(value)} if path is None else {"$import": path}
 
 
-def _ordered(elements: Collection[Any]) -> list[Any]:
-    """Returns the elements of a set in an order that is the same in every process."""
-    return sorted(elements, key=lambda element: (type(element).__name__, repr(element)))
-
-
-def _decode(record: Any) -> Any:
+def _decode(record: Json) -> Any:
     if record is None or type(record) in (bool, int, float, str):
         return record
     if isinstance(record, list):

@@ -38,6 +38,7 @@ from tfpolicies.storage.hdf5_reader import Hdf5Object
 from tfpolicies.storage.hdf5_source import SIGNATURE, Hdf5Error, UnsupportedHdf5Error
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
+from tfpolicies.types import Json
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
 _MAX_INFLATION = 100  # times the size in the archive, to which a part of it may unfold
@@ -303,7 +304,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         return file.read(info.file_size)
 
 
-def _configured(model: Any, budget: int) -> Iterator[tuple[str, _Configured]]:
+def _configured(model: Json, budget: int) -> Iterator[tuple[str, _Configured]]:
     """Yields path and place of each layer in the config of a Sequential or functional model.
 
     Paths and names together must not be longer than `budget`; in honest configs they are not.
@@ -329,12 +330,12 @@ def _configured(model: Any, budget: int) -> Iterator[tuple[str, _Configured]]:
         pending += reversed(inner)
 
 
-def _config(record: Any) -> dict[str, Any]:
+def _config(record: Json) -> dict[str, Any]:
     config = record.get("config") if isinstance(record, dict) else None
     return config if isinstance(config, dict) else {}
 
 
-def _inner_layers(record: Any) -> list[dict[str, Any]]:
+def _inner_layers(record: Json) -> list[dict[str, Any]]:
     layers = _config(record).get("layers")
     return (
         [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []

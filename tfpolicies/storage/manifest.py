@@ -11,6 +11,7 @@ from typing import Any
 from tfpolicies._version import __version__
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.spaces_json import require_plausible_spaces
+from tfpolicies.types import Json
 
 FORMAT_VERSION = 1
 LARGEST = 1 << 25  # bytes of a manifest
@@ -167,7 +168,7 @@ def _check_json(name: str, manifest: dict[str, Any]) -> None:
             )
 
 
-def _check_array_entry(path: Path, group: str, entry: Any) -> None:
+def _check_array_entry(path: Path, group: str, entry: Json) -> None:
     where = f"the entry of array group {group!r}"
     file, digest, size = _fields(path, where, entry, "file", "sha256", "bytes")
     if not _is_text(digest, _SHA256) or type(size) is not int or size < 0:
@@ -176,7 +177,7 @@ def _check_array_entry(path: Path, group: str, entry: Any) -> None:
         raise invalid(path, f"{where} names {file!r}, which is no array file of this folder")
 
 
-def _check_policy_entry(path: Path, policy_id: str, entry: Any) -> None:
+def _check_policy_entry(path: Path, policy_id: str, entry: Json) -> None:
     where = f"the entry of policy {policy_id!r}"
     folder, name, kind, digest = _fields(path, where, entry, "folder", "manifest", "type", "sha256")
     if not _is_text(digest, _SHA256) or not isinstance(kind, str):
@@ -189,13 +190,13 @@ def _check_policy_entry(path: Path, policy_id: str, entry: Any) -> None:
         raise invalid(path, f"{where} names {name!r}, which is no manifest")
 
 
-def _fields(path: Path, where: str, entry: Any, *names: str) -> list[Any]:
+def _fields(path: Path, where: str, entry: Json, *names: str) -> list[Any]:
     if not isinstance(entry, dict) or set(entry) != set(names):
         raise invalid(path, f"{where} is malformed")
     return [entry[name] for name in names]
 
 
-def _is_text(value: Any, pattern: re.Pattern[str]) -> bool:
+def _is_text(value: Json, pattern: re.Pattern[str]) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 

@@ -14,7 +14,7 @@ from tfpolicies.storage.json_values import parts_in
 from tfpolicies.storage.segments import Segment
 
 
-def refuse_pickling(owner: Any, instead: str) -> NoReturn:
+def refuse_pickling(owner: object, instead: str) -> NoReturn:
     """Says that an object stays in its process, and what to do instead.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.import_paths import TRUSTED, Missing, resolve
+from tfpolicies.types import Setting
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ Places = Place | Mapping[Any, "Places"] | None
 
 
 def admitted(
-    value: Any,
+    value: Setting,
     places: Places,
     *,
     known: Mapping[str, Any] | None = None,
@@ -64,7 +65,7 @@ def admitted(
             return missing
         return resolve(missing.name, place.kind, functions=place.functions, trusted=trusted)
 
-    def walk(value: Any, places: Places) -> Any:
+    def walk(value: Setting, places: Places) -> Any:
         if isinstance(places, Place) and not isinstance(value, Missing):
             value = value if places.plain is None else places.plain(value)
         if isinstance(value, Missing):
@@ -85,5 +86,5 @@ def admitted(
         raise CheckpointError("The record of a value is nested too deeply.") from None
 
 
-def _place_of(places: Places, key: Any) -> Places:
+def _place_of(places: Places, key: object) -> Places:
     return places.get(key, places.get("*")) if isinstance(places, Mapping) else None

@@ -20,6 +20,7 @@ from tfpolicies.storage.arrays_json import (
     encode_number,
     is_plain_dtype,
 )
+from tfpolicies.types import Json
 
 Space = spaces.Space[Any]
 Record = dict[str, Any]
@@ -54,14 +55,14 @@ def encode_space(space: Space) -> Record:
     return record if original is None else {**record, _ORIGINAL: encode_space(original)}
 
 
-def decode_space(record: Any) -> Space:
+def decode_space(record: Json) -> Space:
     """Inverse of `encode_space`; the space is unseeded.
 
     Raises:
         CheckpointError: if `record` is malformed or the space it describes is impossible.
     """
     kind = record.get("type") if isinstance(record, dict) else None
-    if not isinstance(kind, str) or kind not in _CODECS:
+    if not isinstance(record, dict) or not isinstance(kind, str) or kind not in _CODECS:
         raise CheckpointError(f"A space record needs a type of {sorted(_CODECS)}, got {kind!r}.")
     try:
         space = _CODECS[kind][2](record)
@@ -207,7 +208,7 @@ def _encode_many(space: spaces.Tuple | spaces.OneOf) -> Record:
     return {"spaces": [encode_space(inner) for inner in space.spaces]}
 
 
-def _decode_many(kind: Any) -> Callable[[Record], Space]:
+def _decode_many(kind: type[spaces.Tuple | spaces.OneOf]) -> Callable[[Record], Space]:
     return lambda record: kind([decode_space(inner) for inner in record["spaces"]])
 
 
@@ -264,7 +265,7 @@ def _compress(array: np.ndarray) -> Any:
     return encode_elements(array)
 
 
-def _expand(record: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _expand(record: Json, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     if isinstance(record, list):
         return decode_elements(record, dtype, shape)
     one = decode_elements([decode_number(record)], dtype, (1,))

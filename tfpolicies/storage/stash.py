@@ -27,6 +27,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Mapping
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
@@ -132,7 +133,7 @@ class Stash:
                 open(temporary, "wb", buffering=0) as file,
             ):
                 _write_all(file, header.ljust(HEADER, b"\0"))
-                _write_all(file, image)
+                _write_all(file, image.data)
             return True
         except FileExistsError:
             return False
@@ -192,7 +193,9 @@ class Stash:
             "assign it anew."
         ) from error
 
-    def _check(self, name: str, header: bytes, image: np.ndarray, count: int, more: Any) -> None:
+    def _check(
+        self, name: str, header: bytes, image: np.ndarray, count: int, more: bytes | np.ndarray
+    ) -> None:
         wrong = None
         if len(header) < HEADER or header[: len(_MAGIC)] != _MAGIC:
             wrong = "it is no stash file"
@@ -316,7 +319,7 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_all(file: Any, content: Any) -> None:
+def _write_all(file: RawIOBase, content: bytes | memoryview) -> None:
     view = memoryview(content).cast("B")
     while len(view):
         view = view[file.write(view) :]

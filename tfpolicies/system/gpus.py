@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
 """The environment variable that has TensorFlow take memory of GPUs as it needs it, if "true"."""
@@ -53,7 +56,7 @@ def limit_gpus(*, wanted: bool) -> None:
         logger.warning(_WANTED if wanted else _UNWANTED)
 
 
-def _is_limited(gpu: Any) -> bool:
+def _is_limited(gpu: tf.config.PhysicalDevice) -> bool:
     import tensorflow as tf
 
     if os.environ.get(GROWS, "").lower() == "true":

@@ -147,7 +147,8 @@ def _logging_kept() -> Iterator[None]:
     """Leaves the root logger and those of converters as they are, those that are new included."""
     root, nothing = logging.getLogger(), logging.NullHandler()
     root.addHandler(nothing)  # so that `logging.basicConfig` does nothing
-    kept = {name: _settings(logging.getLogger(name)) for name in _converters()}
+    loggers = {name: logging.getLogger(name) for name in _converters()}
+    kept = {name: (x.level, [*x.handlers], x.propagate) for name, x in loggers.items()}
     level = root.level
     try:
         yield
@@ -158,10 +159,6 @@ def _logging_kept() -> Iterator[None]:
             found = logging.getLogger(name)
             level, found.handlers[:], found.propagate = kept.get(name, (logging.NOTSET, [], True))
             found.setLevel(level)
-
-
-def _settings(logger: logging.Logger) -> tuple[int, list[logging.Handler], bool]:
-    return logger.level, list(logger.handlers), logger.propagate
 
 
 def _converters() -> list[str]:

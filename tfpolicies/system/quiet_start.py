@@ -11,6 +11,8 @@ import sys
 
 TYPE_CHECKING = False  # as in `typing`, which takes long to import
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
     from typing import Any
 
 _NAME = "tensorflow"
@@ -37,7 +39,9 @@ class _TensorFlowFinder:
     def __init__(self) -> None:
         self._searches = False
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> Any:
         if name != _NAME or self._searches:
             return None
         import importlib.util

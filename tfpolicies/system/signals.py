@@ -191,7 +191,7 @@ class Signals:
         self._times_raised += 1
         raise SignalEnd(self.requested or number)
 
-    def _ignored(self, what: Any) -> None:
+    def _ignored(self, what: sys.UnraisableHookArgs) -> None:
         """Takes what is raised where Python can only report it; see `sys.unraisablehook`."""
         if isinstance(what.exc_value, SignalEnd):
             self._was_ignored = True
@@ -369,7 +369,7 @@ def _place_of_main_thread() -> str:
     return "" if innermost is None else f"`{innermost.f_code.co_name}` ({_shown(innermost)})"
 
 
-def _is_environment(owner: Any) -> bool:
+def _is_environment(owner: object) -> bool:
     """Whether an object is an environment of a user, by what it can do and where it is from."""
     kind = type(owner)
     own = kind.__module__.partition(".")[0] in ("gymnasium", __name__.partition(".")[0])

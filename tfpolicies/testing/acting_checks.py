@@ -14,20 +14,20 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.exploration.strategies import StochasticSampling
 from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.models.spaces import Leaf, batch_leaves, is_float_box, nest
+from tfpolicies.policy.policy import ActionBatch, Policy
+from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import (
     ROWS,
     Subject,
-    act,
     all_same,
-    arguments,
     choices,
     env_actions,
-    flat,
     random_masks,
-    same,
+    require_finite,
     with_masks,
 )
+from tfpolicies.types import Structure
 
 _DRAWS, _AT_ONCE = 10_000, 500
 _FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")
@@ -38,17 +38,18 @@ def outputs(subject: Subject) -> str:
     policy, rng = subject.twin(), subject.rng()
     for rows in (1, ROWS, 0):
         for explore in (True, False):
-            found = act(policy, subject.ports, subject.inputs(rows, rng), explore)
+            found = subject.act(policy, subject.inputs(rows, rng), explore)
             _check_form(subject, found, rows)
             logp, prob = (found.extras.get(name) for name in ("action_logp", "action_prob"))
             if logp is not None and prob is not None:
                 advice = "Compute it as `np.exp(action_logp)`; greedy actions have 0 and 1."
-                same("action_prob", prob, np.exp(logp), "exp(action_logp)", advice)
+                pair = {"action_prob": prob}, {"action_prob": np.exp(logp)}
+                all_same(*pair, "exp(action_logp)", advice)
     return ""
 
 
-def _check_form(subject: Subject, acted: Any, rows: int) -> None:
-    named = flat(subject.leaves, acted, convert=False)
+def _check_form(subject: Subject, acted: ActionBatch, rows: int) -> None:
+    named = subject.flat(acted, convert=False)
     called = f"compute_actions of {rows} rows"
     for leaf in subject.leaves:
         name, array = leaf.name("actions"), named.pop(leaf.name("actions"))
@@ -77,31 +78,29 @@ def _check_form(subject: Subject, acted: Any, rows: int) -> None:
                 f"{array.dtype}{list(array.shape)}",
                 "Convert it before returning it; leave out what does not belong to a row.",
             )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise Broken(
-                f"{called} to give finite numbers in {name}",
-                f"{array[~np.isfinite(array)][0]}",
-                "Look for a division by zero, a logarithm of 0 or weights that are not finite.",
-            )
+        require_finite(
+            {name: array},
+            f"{called} to give finite numbers in {{name}}",
+            "Look for a division by zero, a logarithm of 0 or weights that are not finite.",
+        )
 
 
 def action_space(subject: Subject) -> str:
     """Actions lie in the action space: exploring and greedy, also at extreme observations."""
     policy, rng = subject.twin(), subject.rng()
     batches = [subject.inputs(4 * ROWS, rng), _extremes(subject, rng)]
-    clip = None
-    if subject.is_tf and not (policy.config["normalize_actions"] or policy.config["clip_actions"]):
-        clip = True  # the config leaves the bounds to the environment
+    has_bounds = not subject.is_tf
+    has_bounds = has_bounds or policy.config["normalize_actions"] or policy.config["clip_actions"]
+    bounds = {} if has_bounds else {"clip": True}  # the config leaves them to the environment
     count = 0
     for inputs in batches:
         for explore in (True, False):
-            acted = act(policy, subject.ports, inputs, explore)
+            acted = subject.act(policy, inputs, explore)
             found = batch_leaves(subject.leaves, acted.actions, "actions")
-            bounds = {} if clip is None else {"clip": clip}
             for own in unbatched(nest(policy.action_space, found)):
                 _check_member(policy, policy.env_action(own, **bounds), "env_action", explore)
                 count += 1
-            if clip is None:
+            if has_bounds:
                 obs, seen, states = subject.ports.split(inputs)
                 for_env, _ = policy.driver.acting.act(obs, seen, states, explore=explore)
                 for member in unbatched(for_env):
@@ -109,7 +108,7 @@ def action_space(subject: Subject) -> str:
     return f"{count} actions"
 
 
-def _check_member(policy: Any, action: Any, source: str, explore: bool) -> None:
+def _check_member(policy: Policy, action: Structure, source: str, explore: bool) -> None:
     if not policy.action_space.contains(action):
         raise Broken(
             f"actions of {source}(explore={explore}) to be in {policy.action_space}",
@@ -171,14 +170,12 @@ def determinism(subject: Subject) -> str:
         spaces_of = (first.observation_space, first.action_space)
         config = subject.state["policy_spec"]["config"]
         ours, theirs = (type(first)(*spaces_of, config).get_weights() for _ in range(2))
-        all_same(
-            ours,
-            theirs,
-            f"two new policies with seed={first.config['seed']} to have the same weights",
+        expected = f"two new policies with seed={first.config['seed']} to have the same weights"
+        advice = (
             "Draw initial weights from initializers without a seed of their own: the policy seeds "
-            "them.",
-            tolerance=0.0,
+            "them."
         )
+        all_same(ours, theirs, expected, advice, tolerance=0.0)
     return ""
 
 
@@ -190,8 +187,8 @@ def log_likelihoods(subject: Subject) -> str:
         kind = type(policy.exploration).__name__
         raise NotApplicable(f"{kind} does not draw from the distribution alone")
     inputs = subject.inputs(ROWS, subject.rng())
-    acted = act(policy, subject.ports, inputs, explore=True)
-    given = arguments(policy, subject.ports, inputs)
+    acted = subject.act(policy, inputs, explore=True)
+    given = subject.arguments(policy, inputs)
     found = policy.compute_log_likelihoods(acted.actions, **given)
     # An action in [-1, 1] has lost digits of the number that tanh made it of.
     squashed = any(issubclass(kind, SquashedGaussian) for kind in policy.dist_class.kinds)
@@ -267,7 +264,7 @@ def _first_choice(leaf: Leaf, subject: Subject) -> np.ndarray:
     return np.broadcast_to(np.asarray(start, np.int64).reshape(-1), cells)
 
 
-def _check_finite(subject: Subject, policy: Any, found: dict[str, np.ndarray]) -> None:
+def _check_finite(subject: Subject, policy: TFPolicy, found: dict[str, np.ndarray]) -> None:
     numbers = {n: x for n, x in found.items() if n in _FLOATS}
     if subject.is_tf:
         inputs, model = found["action_dist_inputs"], policy.model
@@ -277,11 +274,9 @@ def _check_finite(subject: Subject, policy: Any, found: dict[str, np.ndarray]) -
             numbers["entropy"] = distribution.entropy().numpy()
             numbers["KL to itself"] = distribution.kl(distribution).numpy()
             numbers["KL to another row's mask"] = distribution.kl(shifted).numpy()
-    for name, array in numbers.items():
-        if not np.isfinite(array).all():
-            raise Broken(
-                f"{name} to be finite under any mask that allows something",
-                f"{array[~np.isfinite(array)][0]}",
-                "Mask with a large finite negative logit (`tfpolicies.models.distributions."
-                "MASKED_LOGIT`), not with -inf.",
-            )
+    require_finite(
+        numbers,
+        "{name} to be finite under any mask that allows something",
+        "Mask with a large finite negative logit (`tfpolicies.models.distributions.MASKED_LOGIT`), "
+        "not with -inf.",
+    )

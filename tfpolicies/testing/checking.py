@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfpolicies.errors import UsageError, near_matches
 from tfpolicies.policy.policy import Policy
@@ -119,14 +118,7 @@ def _result(name: str, subject: Subject) -> CheckResult:
     except Broken as failure:
         return CheckResult(name, FAILED, str(failure))
     except Exception as error:
-        return CheckResult(name, FAILED, _unexpected(error))
-
-
-def _unexpected(error: Any) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{place.filename}:{place.lineno} in {place.name}"
-    return str(
-        Broken(
-            "no error", f"{type(error).__name__}: {error}", f"Look at {where}, where it was raised."
-        )
-    )
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        advice = f"Look at {place.filename}:{place.lineno} in {place.name}, where it was raised."
+        problem = Broken("no error", f"{type(error).__name__}: {error}", advice)
+        return CheckResult(name, FAILED, str(problem))

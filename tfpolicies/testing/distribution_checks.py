@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError
 from tfpolicies.export.distribution import samples_by_itself
 from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions.action_distribution import ActionDistribution
 from tfpolicies.models.distributions.base import is_distribution
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import Subject, all_same, leaves_of
@@ -48,7 +49,8 @@ def distribution(subject: Subject) -> str:
     one = _repeated(dist_class, row, draws)
 
     silent = one.sample_leaves(tf.zeros([draws, dist_class.noise_size]))
-    ours, wanted = _by_place(silent), _by_place(leaves_of(one.deterministic_sample()))
+    pair = silent, leaves_of(one.deterministic_sample())
+    ours, wanted = ({f"leaf {i}": np.asarray(x)[:1] for i, x in enumerate(each)} for each in pair)
     all_same(ours, wanted, "zero noise to give `deterministic_sample`", _ADVICE)
 
     noise = tf.constant(dist_class.draw_noise(rng, draws))
@@ -75,22 +77,15 @@ def distribution(subject: Subject) -> str:
             f"{mean:.4g} (standard error {error:.2g})",
             _ADVICE,
         )
-    notes = [
-        _compared("entropy", one.entropy, -logp),
-        _compared("kl", lambda: one.kl(another), ratio),
-    ]
-    return ", ".join(notes)
+    entropy = _compared("entropy", one.entropy, -logp)
+    return f"{entropy}, {_compared('kl', lambda: one.kl(another), ratio)}"
 
 
-def _repeated(dist_class: Any, row: np.ndarray, draws: int) -> Any:
+def _repeated(dist_class: ActionDistribution, row: np.ndarray, draws: int) -> Any:
     return dist_class(tf.constant(np.repeat(row, draws, axis=0), tf.float32))
 
 
-def _by_place(leaves: Sequence[Any]) -> dict[str, np.ndarray]:
-    return {f"leaf {i}": np.asarray(x)[:1] for i, x in enumerate(leaves)}
-
-
-def _numbers(name: str, found: Any, draws: int) -> np.ndarray:
+def _numbers(name: str, found: tf.Tensor, draws: int) -> np.ndarray:
     """Returns what a method gave, if it is a number for each row."""
     numbers = np.asarray(found)
     if numbers.shape != (draws,):

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import EnvError
+from tfpolicies.types import Structure
 
 
 class MemoryEnv(gym.Env):
@@ -40,7 +41,9 @@ class MemoryEnv(gym.Env):
         self.action_space: spaces.Space = spaces.Discrete(cues)
         self._cues, self._delay = cues, delay
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict]:
         """Starts an episode with a cue drawn at random."""
         super().reset(seed=seed)
         self._now, self._cue = 0, int(self.np_random.integers(self._cues))
@@ -53,7 +56,7 @@ class MemoryEnv(gym.Env):
         shown[-1] = float(self._now == self._delay + 1)
         return shown
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
         """Waits, or takes the answer if it was asked for."""
         asked = self._now == self._delay + 1
         reward = float(asked and int(action) == self._cue)
@@ -89,7 +92,9 @@ class MaskedEnv(gym.Env):
         self.action_space: spaces.Space = spaces.Discrete(actions)
         self._length = length
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict]:
         """Starts an episode."""
         super().reset(seed=seed)
         self._now = 0
@@ -102,7 +107,7 @@ class MaskedEnv(gym.Env):
         now = np.array([self._now / self._length], np.float32)
         return {"observations": now, "action_mask": self._mask.copy()}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
         """Takes an action and draws the next mask."""
         allowed = bool(self._mask[int(action)])
         self._now += 1
@@ -137,7 +142,9 @@ class RandomEnv(gym.Env):
         self._length = length
         self._episode = -1
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict]:
         """Starts an episode."""
         super().reset(seed=seed)
         if seed is not None:
@@ -145,7 +152,7 @@ class RandomEnv(gym.Env):
         self._now, self._episode = 0, self._episode + 1
         return self.observation_space.sample(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+    def step(self, action: Structure) -> tuple[Any, float, bool, bool, dict]:
         """Checks the action and draws what comes next."""
         if not self.action_space.contains(action):
             raise EnvError(f"The action {action!r} is not in {self.action_space}.")

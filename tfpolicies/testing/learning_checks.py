@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -36,7 +34,9 @@ def learning(subject: Subject) -> str:
             "Check that the loss depends on the weights, that the learning rate is not 0, and "
             "that gradients reach the variables.",
         )
-    for name, array in {**after, **_numbers(result)}.items():
+    stats = result.get("learner_stats", {}) if isinstance(result, dict) else {}
+    numbers = {f"learner_stats/{name}": np.asarray(x) for name, x in stats.items()}
+    for name, array in {**after, **numbers}.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _not_finite(f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}")
     advice = "Let nothing but the state and the batch decide an update: seed what is random."
@@ -60,11 +60,6 @@ def _not_finite(found: str) -> Broken:
     )
 
 
-def _numbers(result: Any) -> dict[str, np.ndarray]:
-    stats = result.get("learner_stats", {}) if isinstance(result, dict) else {}
-    return {f"learner_stats/{name}": np.asarray(x) for name, x in stats.items()}
-
-
 def gradients(subject: Subject) -> str:
     """`compute_gradients` gives a finite gradient per trainable variable and changes nothing."""
     subject.needs_tf("compute_gradients needs a Keras model")
@@ -74,13 +69,9 @@ def gradients(subject: Subject) -> str:
     before = policy.get_state()
     found, _ = policy.compute_gradients(batch)
     noise = {key: before[key] for key in ("learning_rng",) if key in before}  # which it may draw
-    all_same(
-        arrays_in({**policy.get_state(), **noise}),
-        arrays_in(before),
-        "compute_gradients to change nothing",
-        "Apply gradients in `apply_gradients` only.",
-        tolerance=0.0,
-    )
+    after, advice = {**policy.get_state(), **noise}, "Apply gradients in `apply_gradients` only."
+    expected = "compute_gradients to change nothing"
+    all_same(arrays_in(after), arrays_in(before), expected, advice, tolerance=0.0)
     shapes = [tuple(x.shape) for x in policy.program.functions.optimizer.differentiated]
     if [x.shape for x in found] != shapes or not all(np.isfinite(x).all() for x in found):
         raise Broken(

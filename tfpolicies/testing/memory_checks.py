@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.models.ports import ACTIONS, OBS, REWARDS, View
 from tfpolicies.models.spaces import nest
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.session import PolicySession
+from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.functions import ActInputs
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import Subject, all_same, by_leaf, env_actions
+from tfpolicies.testing.subject import Subject, all_same, env_actions
 
 _STEPS = 6
 
@@ -33,9 +35,9 @@ def memory(subject: Subject) -> str:
     for attempt in ("a Session", "a Session after reset()"):
         for t, obs in enumerate(steps):
             shown = session.act(nest(policy.observation_space, obs), explore=False)
-            ours = {**by_leaf(subject.leaves, shown), **_states_of(session)}
+            ours = {**subject.by_leaf(shown), **_states_of(session)}
             own = [by_hand[t][leaf.name("actions")] for leaf in subject.leaves]
-            wanted = by_leaf(subject.leaves, env_actions(policy, own))
+            wanted = subject.by_leaf(env_actions(policy, own))
             wanted |= {name: x for name, x in by_hand[t].items() if name.startswith("state_out_")}
             expected = f"{attempt} to act as memory that is carried by hand does, at step {t}"
             all_same(ours, wanted, expected, advice)
@@ -52,12 +54,12 @@ def memory(subject: Subject) -> str:
     return f"largest difference {worst:.1e}"
 
 
-def _states_of(session: Any) -> dict[str, np.ndarray]:
+def _states_of(session: PolicySession) -> dict[str, np.ndarray]:
     kept = session.memory.get_state()
     return {name.replace("_", "_out_"): x for name, x in kept.items() if name.startswith("state_")}
 
 
-def _check_reset(policy: Any, session: Any, obs: list[np.ndarray]) -> None:
+def _check_reset(policy: Policy, session: PolicySession, obs: list[np.ndarray]) -> None:
     """Checks that a reset of one environment leaves the others alone."""
     session.act(nest(policy.observation_space, obs), explore=False)
     before = _states_of(session)
@@ -70,7 +72,7 @@ def _check_reset(policy: Any, session: Any, obs: list[np.ndarray]) -> None:
 
 
 def _carried(
-    subject: Subject, policy: Any, steps: list[list[np.ndarray]], count: int
+    subject: Subject, policy: Policy, steps: list[list[np.ndarray]], count: int
 ) -> tuple[list[dict[str, np.ndarray]], list[list[np.ndarray]]]:
     """Acts greedily step by step with memory and views carried by hand.
 
@@ -105,7 +107,7 @@ def _viewed(view: View, known: list[list[np.ndarray]], t: int, count: int) -> It
 
 def _check_sequence(
     subject: Subject,
-    policy: Any,
+    policy: TFPolicy,
     steps: list[list[np.ndarray]],
     seen: list[list[np.ndarray]],
     by_hand: list[dict[str, np.ndarray]],
@@ -130,9 +132,6 @@ def _check_sequence(
     ours = {"action_dist_inputs": out.dist_inputs.numpy().reshape(wanted.shape)}
     ours |= {f"state_out_{i}": x.numpy() for i, x in enumerate(out.states)}
     last = {f"state_out_{i}": by_hand[-1][f"state_out_{i}"] for i in range(len(out.states))}
-    return all_same(
-        ours,
-        {"action_dist_inputs": wanted, **last},
-        f"{len(steps)} single steps to give what one sequence of them gives",
-        "Let the model start a sequence from `state_in_*`, and step through it in order.",
-    )
+    expected = f"{len(steps)} single steps to give what one sequence of them gives"
+    advice = "Let the model start a sequence from `state_in_*`, and step through it in order."
+    return all_same(ours, {"action_dist_inputs": wanted, **last}, expected, advice)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.inference import RUNTIMES
+from tfpolicies.program.program import Program
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, leaves_of
+from tfpolicies.testing.subject import ROWS, Subject, all_same
 
 _STEPS = 5
 
@@ -50,7 +51,7 @@ def traces(subject: Subject) -> str:
 def _use_all(subject: Subject, policy: Policy, rows: int) -> None:
     inputs = subject.inputs(rows, subject.rng())
     for explore in (True, False):
-        act(policy, subject.ports, inputs, explore)
+        subject.act(policy, inputs, explore)
     if subject.learns:
         batch = random_batch(policy, rows, seed=subject.seed)
         policy.compute_gradients(batch)
@@ -93,7 +94,7 @@ def runtimes(subject: Subject) -> str:
     return ", ".join(notes)
 
 
-def _actor(program: Any, name: str) -> Any:
+def _actor(program: Program, name: str) -> Any:
     try:
         return program.inference.actor(name)
     except ConfigError as error:
@@ -109,19 +110,15 @@ def graph_twin(policy: Policy) -> Any:
 
     The twin of `XTF2Policy` is the class `XTF1Policy` of the same module.
     """
-    cls = type(policy)
-    if "TF2Policy" not in cls.__name__:
-        return None
+    cls, state = type(policy), policy.get_state()
     name = cls.__name__.replace("TF2Policy", "TF1Policy")
-    found = getattr(importlib.import_module(cls.__module__), name, None)
-    if found is None:
+    graph_class = getattr(sys.modules[cls.__module__], name, None)
+    if name == cls.__name__ or graph_class is None:
         return None
-    config = {
-        k: v for k, v in policy.get_state()["policy_spec"]["config"].items() if k != "framework"
-    }
-    made = found(policy.observation_space, policy.action_space, config)
-    made.set_state(policy.get_state())
-    return made
+    config = {k: v for k, v in state["policy_spec"]["config"].items() if k != "framework"}
+    copy = graph_class(policy.observation_space, policy.action_space, config)
+    copy.set_state(state)
+    return copy
 
 
 def _compare_twins(subject: Subject, policy: Policy, twin: Policy) -> float:
@@ -164,13 +161,7 @@ def _check_player(subject: Subject, policy: Policy, path: Path) -> None:
         inputs = subject.inputs(3, rng)[: len(subject.ports.obs)]
         obs = nest(policy.observation_space, inputs)
         acted = player.act(obs, reward), session.act(obs, reward, explore=False)
-        ours, wanted = (
-            {f"actions[{i}]": x for i, x in enumerate(leaves_of(each))} for each in acted
-        )
-        all_same(
-            ours,
-            wanted,
-            "the exported player to act as the policy's Session does",
-            "Report it: the export passed its own verification.",
-        )
+        ours, wanted = (subject.by_leaf(each) for each in acted)
+        expected = "the exported player to act as the policy's Session does"
+        all_same(ours, wanted, expected, "Report it: the export passed its own verification.")
         reward = rng.standard_normal(3).astype(np.float32)

@@ -12,8 +12,10 @@ import numpy as np
 
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
+from tfpolicies.storage.json_values import parts_in
 from tfpolicies.testing.batches import random_batch
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, by_leaf
+from tfpolicies.testing.subject import ROWS, Subject, all_same, arrays_in
+from tfpolicies.types import Setting
 
 _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
 
@@ -25,7 +27,7 @@ def aliasing(subject: Subject) -> str:
     given = copy.deepcopy(inputs)
     named = subject.acted(policy, inputs, explore=False)
     wanted = copy.deepcopy(named)
-    act(policy, subject.ports, others, explore=True)
+    subject.act(policy, others, explore=True)
     _unchanged(named, wanted, "what compute_actions returned to stay as it is at the next call")
     shown = dict(zip(map(str, subject.ports.all), inputs, strict=True))
     kept = dict(zip(map(str, subject.ports.all), given, strict=True))
@@ -42,7 +44,7 @@ def aliasing(subject: Subject) -> str:
     seen = [
         nest(policy.observation_space, rows[: len(subject.ports.obs)]) for rows in (inputs, others)
     ]
-    first = by_leaf(subject.leaves, session.act(seen[0]))
+    first = subject.by_leaf(session.act(seen[0]))
     kept = copy.deepcopy(first)
     session.act(seen[1])
     _unchanged(first, kept, "what a session's act returned to stay as it is at the next call")
@@ -118,7 +120,7 @@ def checkpoint(subject: Subject) -> str:
     return ""
 
 
-def _not_stored(config: Any) -> dict[str, Any]:
+def _not_stored(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that a file may not hold: models, and what has functions or classes."""
     given = config.get("model") or {}
     names = ("custom_model", "custom_action_dist")
@@ -127,20 +129,18 @@ def _not_stored(config: Any) -> dict[str, Any]:
     return {**found, "model": model} if model else found
 
 
-def _has_code(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_code, value.values()))
-    return any(map(_has_code, value)) if isinstance(value, list | tuple) else callable(value)
+def _has_code(value: Setting) -> bool:
+    return any(callable(part) for _, part in parts_in(value, ""))
 
 
 def _move_on(subject: Subject, policy: Policy) -> None:
     """Brings a policy into a state that no new policy has."""
-    act(policy, subject.ports, subject.inputs(ROWS, subject.rng()), explore=True)
+    subject.act(policy, subject.inputs(ROWS, subject.rng()), explore=True)
     if subject.learns:
         policy.learn_on_batch(random_batch(policy, subject.rows, seed=subject.seed))
 
 
-def _equal_states(policy: Policy, wanted: Any, expected: str, advice: str) -> None:
+def _equal_states(policy: Policy, wanted: Mapping[str, Any], expected: str, advice: str) -> None:
     ours = arrays_in(policy.get_state())
     all_same(ours, arrays_in(wanted), expected, advice, tolerance=0.0)
 
@@ -164,12 +164,10 @@ def _go_on_alike(subject: Subject, policy: Policy, twin: Policy, who: str, advic
 def untouched(subject: Subject) -> str:
     """All checks left the policy as it was: weights, optimizer, generator and counters."""
     now = arrays_in(subject.original.get_state())
-    all_same(
-        now,
-        arrays_in(subject.state),
-        "a policy to change only when it acts or learns itself",
+    expected = "a policy to change only when it acts or learns itself"
+    advice = (
         "Something of this policy is shared with its twins: keep nothing mutable on the class or "
-        "in a module.",
-        tolerance=0.0,
+        "in a module."
     )
+    all_same(now, arrays_in(subject.state), expected, advice, tolerance=0.0)
     return ""

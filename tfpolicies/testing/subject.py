@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from tfpolicies.models.spaces import (
 )
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.testing.report import Broken, NotApplicable
+from tfpolicies.types import Structure
 
 ROWS = 12  # of most batches that checks act on
 
@@ -75,7 +76,41 @@ class Subject:
 
     def acted(self, policy: Policy, inputs: Sequence[np.ndarray], explore: bool) -> dict[str, Any]:
         """Returns everything that acting on one array per port gives, as arrays by name."""
-        return flat(self.leaves, act(policy, self.ports, inputs, explore))
+        return self.flat(self.act(policy, inputs, explore))
+
+    def act(self, policy: Policy, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
+        """Calls `compute_actions` with one array per port."""
+        given = self.arguments(policy, inputs)
+        return ActionBatch(*policy.compute_actions(**given, explore=explore))
+
+    def arguments(self, policy: Policy, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Returns one array per port as the arguments of `compute_actions` and its like."""
+        ports = self.ports
+        obs, seen, states = ports.split(inputs)
+        arrays = iter(seen)
+        views = {view.name: view.nested([next(arrays) for _ in view.ports]) for view in ports.views}
+        given = {
+            "obs_batch": nest(policy.observation_space, obs),
+            "state_batches": states or None,
+            "prev_action_batch": views.pop("prev_actions", None),
+            "prev_reward_batch": views.pop("prev_rewards", None),
+        }
+        return {**given, "views": views} if views else given
+
+    def flat(self, acted: ActionBatch, *, convert: bool = True) -> dict[str, np.ndarray]:
+        """Returns everything that acting gave as arrays by name, in the dtypes of the space."""
+        if convert:
+            arrays = batch_leaves(self.leaves, acted.actions, "actions")
+            named = {leaf.name("actions"): x for leaf, x in zip(self.leaves, arrays, strict=True)}
+        else:
+            named = self.by_leaf(acted.actions)
+        named |= {f"state_out_{i}": np.asarray(x) for i, x in enumerate(acted.state_outs)}
+        return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
+
+    def by_leaf(self, actions: Structure) -> dict[str, np.ndarray]:
+        """Returns the leaves of nested actions by name, in the dtypes that they have."""
+        leaves = self.leaves
+        return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
 
     def needs_tf(self, what: str) -> None:
         """Ends a check that only policies with a Program can be held to."""
@@ -102,45 +137,6 @@ def ports_of(policy: Policy) -> InputPorts:
     )
 
 
-def act(
-    policy: Policy, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool
-) -> ActionBatch:
-    """Calls `compute_actions` with one array per port."""
-    return ActionBatch(*policy.compute_actions(**arguments(policy, ports, inputs), explore=explore))
-
-
-def arguments(policy: Policy, ports: InputPorts, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Returns one array per port as the arguments of `compute_actions` and its like."""
-    obs, seen, states = ports.split(inputs)
-    arrays = iter(seen)
-    views = {view.name: view.nested([next(arrays) for _ in view.ports]) for view in ports.views}
-    given = {
-        "obs_batch": nest(policy.observation_space, obs),
-        "state_batches": states or None,
-        "prev_action_batch": views.pop("prev_actions", None),
-        "prev_reward_batch": views.pop("prev_rewards", None),
-    }
-    return {**given, "views": views} if views else given
-
-
-def flat(
-    leaves: Sequence[Leaf], acted: ActionBatch, *, convert: bool = True
-) -> dict[str, np.ndarray]:
-    """Returns everything that acting gave as arrays by name."""
-    if convert:
-        found = zip(leaves, batch_leaves(leaves, acted.actions, "actions"), strict=True)
-        named = {leaf.name("actions"): array for leaf, array in found}
-    else:
-        named = by_leaf(leaves, acted.actions)
-    named |= {f"state_out_{i}": np.asarray(x) for i, x in enumerate(acted.state_outs)}
-    return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
-
-
-def by_leaf(leaves: Sequence[Leaf], actions: Any) -> dict[str, np.ndarray]:
-    """Returns the leaves of nested actions by name, in the dtypes that they have."""
-    return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
-
-
 def env_actions(policy: Policy, own: Sequence[np.ndarray]) -> Any:
     """Returns a nested batch of what `env_action` makes of each row of a policy's own actions."""
     batch = nest(policy.action_space, own)
@@ -148,7 +144,7 @@ def env_actions(policy: Policy, own: Sequence[np.ndarray]) -> Any:
     return nest(policy.action_space, [np.stack(parts) for parts in zip(*rows, strict=True)])
 
 
-def leaves_of(value: Any) -> list[np.ndarray]:
+def leaves_of(value: Structure) -> list[np.ndarray]:
     """Returns the arrays of nested dicts and tuples, in order."""
     return [np.asarray(x) for x in iterate_leaves(value)]
 
@@ -195,18 +191,64 @@ def choices(leaves: Sequence[Leaf]) -> Iterator[int]:
             yield from cell_sizes(leaf.space)
 
 
-def same(
-    name: str, ours: Any, wanted: Any, expected: str, advice: str, *, tolerance: float = 1e-5
-) -> float:
-    """Compares two arrays, relative to `max(1, |x|)` of each column; returns the difference.
+def require_finite(arrays: Mapping[str, np.ndarray], expected: str, advice: str) -> None:
+    """Checks that arrays of real numbers have neither NaN nor infinity.
+
+    Args:
+        arrays: by name.
+        expected: what the contract asks for, with "{name}" for the name.
+        advice: the next step.
 
     Raises:
-        Broken: if they differ, naming the place.
+        Broken: naming the first number that is not finite.
     """
-    ours, wanted = np.asarray(ours), np.asarray(wanted)
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            got = f"{array[~np.isfinite(array)][0]}"
+            raise Broken(expected.format(name=name), got, advice)
+
+
+def all_same(
+    ours: Mapping[str, np.ndarray],
+    wanted: Mapping[str, np.ndarray],
+    expected: str,
+    advice: str,
+    *,
+    tolerance: float = 1e-5,
+) -> float:
+    """Compares arrays by name, relative to `max(1, |x|)` of each column.
+
+    Args:
+        ours: what the policy gives.
+        wanted: what it should give.
+        expected: what the contract asks for.
+        advice: the next step.
+        tolerance: the largest difference of real numbers.
+
+    Returns:
+        The largest difference.
+
+    Raises:
+        Broken: if names or arrays differ, naming the place.
+    """
+
+    def refuse(got: str) -> Broken:
+        return Broken(expected, got, advice)
+
+    if set(ours) != set(wanted):
+        raise refuse(f"the names {sorted(ours)} and {sorted(wanted)}")
+    pairs = {name: (np.asarray(x), np.asarray(wanted[name])) for name, x in ours.items()}
+    errors = (_difference(name, *pair, tolerance, refuse) for name, pair in pairs.items())
+    return max(errors, default=0.0)
+
+
+def _difference(
+    name: str, ours: np.ndarray, wanted: np.ndarray, allowed: float, refuse: Callable[[str], Broken]
+) -> float:
+    """Returns the largest difference of two arrays, if it is allowed."""
     if ours.shape != wanted.shape or ours.dtype != wanted.dtype:
         got = f"{ours.dtype}{list(ours.shape)} and {wanted.dtype}{list(wanted.shape)}"
-        raise Broken(expected, f"{name} as {got}", advice)
+        raise refuse(f"{name} as {got}")
     if not ours.size:
         return 0.0
     if ours.dtype.kind not in "fc":
@@ -217,38 +259,17 @@ def same(
             size = np.where(np.isfinite(wanted) & (np.abs(wanted) < 1e30), np.abs(wanted), 0.0)
             scale = np.maximum(1.0, size.max(axis=0, initial=0.0))
             error = np.abs(ours.astype(np.float64) - wanted) / scale
-        error, allowed = np.where(equal, 0.0, np.where(np.isnan(error), np.inf, error)), tolerance
+        error = np.where(equal, 0.0, np.where(np.isnan(error), np.inf, error))
     worst = float(error.max())
     if worst > allowed:
         place = np.unravel_index(int(error.argmax()), error.shape)
         at = ", ".join(map(str, map(int, place)))
         values = f"{ours[place]!s} and {wanted[place]!s}"
-        raise Broken(expected, f"{name}[{at}] is {values}", advice)
+        raise refuse(f"{name}[{at}] is {values}")
     return worst
 
 
-def all_same(
-    ours: dict[str, np.ndarray],
-    wanted: dict[str, np.ndarray],
-    expected: str,
-    advice: str,
-    *,
-    tolerance: float = 1e-5,
-) -> float:
-    """Compares arrays by name; returns the largest difference.
-
-    Raises:
-        Broken: if names or arrays differ.
-    """
-    if set(ours) != set(wanted):
-        raise Broken(expected, f"the names {sorted(ours)} and {sorted(wanted)}", advice)
-    return max(
-        (same(n, x, wanted[n], expected, advice, tolerance=tolerance) for n, x in ours.items()),
-        default=0.0,
-    )
-
-
-def arrays_in(value: Any, path: str = "") -> dict[str, np.ndarray]:
+def arrays_in(value: Structure, path: str = "") -> dict[str, np.ndarray]:
     """Returns all numbers and arrays in nested dicts and sequences, by path.
 
     >>> arrays_in({"weights": {"a": np.ones(2)}, "steps": 3})

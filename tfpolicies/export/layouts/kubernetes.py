@@ -5,9 +5,8 @@ from __future__ import annotations
 from tfpolicies._version import __version__
 from tfpolicies.export.job import ExportJob
 from tfpolicies.export.layouts.kserve import fill_template, kubernetes_name
-from tfpolicies.export.onnx_file import onnx_staging, write_onnx
+from tfpolicies.export.onnx_file import write_onnx
 from tfpolicies.export.result import SPEC_FILE, ExportResult
-from tfpolicies.export.staging import place_files
 from tfpolicies.export.verify import ONNX_FILES
 
 MANIFEST_FILE, IMAGE_FILE = "kubernetes.yaml", "Dockerfile"
@@ -43,11 +42,8 @@ def export_kubernetes(job: ExportJob) -> ExportResult:
     else:
         manifest = fill_template("kubernetes.yaml", name=name, replicas="")
         manifest += fill_template("autoscaler.yaml", name=name)
-    with onnx_staging(job) as staging:
-        parity = write_onnx(staging, job, layout="kubernetes")
-        (staging / IMAGE_FILE).write_text(image, encoding="utf-8")
-        (staging / MANIFEST_FILE).write_text(manifest, encoding="utf-8")
-        place_files(staging, target, [IMAGE_FILE, MANIFEST_FILE, *files])
+    others = {IMAGE_FILE: image.encode(), MANIFEST_FILE: manifest.encode()}
+    parity = write_onnx(job, others, layout="kubernetes")
     use = (
         f"Build the image of its Dockerfile, then kubectl apply -f {str(target / MANIFEST_FILE)!r}."
     )

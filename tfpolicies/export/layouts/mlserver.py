@@ -7,15 +7,19 @@ MLServer has no runtime for ONNX, so one goes with the model: `policy_runtime.py
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.onnx_file import onnx_staging, write_onnx
-from tfpolicies.export.result import SPEC_FILE, ExportResult
-from tfpolicies.export.serving import GREEDY, ServingPort, input_ports, output_ports
-from tfpolicies.export.staging import place_files
+from tfpolicies.export.onnx_file import write_onnx
+from tfpolicies.export.result import ExportResult
+from tfpolicies.export.serving import (
+    GREEDY,
+    ServingPort,
+    input_ports,
+    output_ports,
+    protocol_datatype,
+)
 from tfpolicies.export.verify import ONNX_FILES
 from tfpolicies.program.program import Program
 
@@ -42,15 +46,11 @@ def export_mlserver(job: ExportJob) -> ExportResult:
             then as it was.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    target = job.target
-    with onnx_staging(job) as staging:
-        parity = write_onnx(staging, job, layout="mlserver")
-        settings = json.dumps(_settings(job.program), indent=2) + "\n"
-        (staging / SETTINGS_FILE).write_text(settings, encoding="utf-8")
-        shutil.copyfile(_RUNTIME, staging / RUNTIME_FILE)
-        names = [RUNTIME_FILE, SETTINGS_FILE, *ONNX_FILES.values(), SPEC_FILE]
-        place_files(staging, target, names)
-    return ExportResult(target, parity, f"Start it with mlserver start {str(target)!r}.")
+    settings = json.dumps(_settings(job.program), indent=2) + "\n"
+    others = {RUNTIME_FILE: _RUNTIME.read_bytes(), SETTINGS_FILE: settings.encode()}
+    parity = write_onnx(job, others, layout="mlserver")
+    use = f"Start it with mlserver start {str(job.target)!r}."
+    return ExportResult(job.target, parity, use)
 
 
 def _settings(program: Program) -> dict[str, Any]:
@@ -71,5 +71,4 @@ _BATCHING = {"max_batch_size": MAX_BATCH_SIZE, "max_batch_time": MAX_BATCH_SECON
 def _metadata(port: ServingPort) -> dict[str, Any]:
     """Returns what the Open Inference Protocol says of a tensor."""
     shape = [*[-1] * port.axes, *port.port.shape]
-    datatype = port.port.dtype.name.upper().replace("FLOAT", "FP")
-    return {"name": port.name, "datatype": datatype, "shape": shape}
+    return {"name": port.name, "datatype": protocol_datatype(port.port.dtype), "shape": shape}

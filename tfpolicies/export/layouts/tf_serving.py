@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.export.job import ExportJob
+from tfpolicies.export.player import encode_varint
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.export.serving import GREEDY, Serving
@@ -80,8 +81,4 @@ def _field(number: int, content: bytes) -> bytes:
     >>> list(_field(1, b"hi"))
     [10, 2, 104, 105]
     """
-    size, length = len(content), bytearray()
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    return bytes([number << 3 | 2, *length, size]) + content
+    return bytes([number << 3 | 2]) + encode_varint(len(content)) + content

@@ -15,14 +15,9 @@ import numpy as np
 
 from tfpolicies.errors import ExportError
 from tfpolicies.export.job import ExportJob
-from tfpolicies.export.onnx_file import (
-    onnx_model,
-    onnx_staging,
-    value_info,
-    write_onnx_spec,
-)
-from tfpolicies.export.result import ExportResult
-from tfpolicies.export.serving import GREEDY, Serving, ServingPort
+from tfpolicies.export.onnx_file import onnx_model, onnx_staging, value_info
+from tfpolicies.export.result import ExportResult, write_spec
+from tfpolicies.export.serving import GREEDY, Serving, ServingPort, protocol_datatype
 from tfpolicies.export.staging import files_placed, place_version, place_whole
 from tfpolicies.export.verify import Parity, Step, by_steps, onnx_step, verify
 from tfpolicies.models.ports import Port
@@ -38,12 +33,6 @@ START = ServingPort(Port("START", (1,), np.dtype(np.int32)), 1)
 """The input by which Triton says that a sequence begins, `[B, 1]`: 1 or 0."""
 
 FIRST_VERSION = "1"  # others are numbered when they are placed
-_TYPES = {
-    "bool": "TYPE_BOOL",
-    **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"TYPE_UINT{bits}" for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"TYPE_FP{bits}" for bits in (16, 32, 64)},
-}
 
 
 def export_triton(job: ExportJob) -> ExportResult:
@@ -92,8 +81,8 @@ def write_triton(folder: Path, job: ExportJob) -> Parity:
         content = _beginning_anew(content, memory)
     (version / MODEL_FILE).write_bytes(content)
     parity = _verified(onnx_step(version / MODEL_FILE), program, job.state)
-    files = {GREEDY: MODEL_FILE}
-    write_onnx_spec(version, job, serving, parity, files, layout="triton")
+    entries = {"opset": job.opset, "layout": "triton"}
+    write_spec(version, "onnx", serving, parity, {GREEDY: MODEL_FILE}, **entries)
     (folder / CONFIG_FILE).write_text(_config(serving, memory, content), encoding="utf-8")
     return parity
 
@@ -210,4 +199,5 @@ def _tensor(port: Port) -> str:
 
 
 def _form(port: Port) -> str:
-    return f"data_type: {_TYPES[port.dtype.name]} dims: [ {', '.join(map(str, port.shape))} ]"
+    dims = ", ".join(map(str, port.shape))
+    return f"data_type: TYPE_{protocol_datatype(port.dtype)} dims: [ {dims} ]"
