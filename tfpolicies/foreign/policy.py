@@ -77,7 +77,7 @@ class ImportedPolicy(Policy):
         obs_batch: Structure,
         state_batches: Sequence[np.ndarray] | None = None,
         prev_action_batch: Structure | None = None,
-        prev_reward_batch: Sequence[float] | np.ndarray | None = None,
+        prev_reward_batch: Structure | None = None,
         info_batch: Any = None,
         episodes: Any = None,
         explore: bool | None = None,

@@ -214,7 +214,7 @@ class RecurrentState:
         if begun.any():
             self.forget(begun)
 
-    def forget(self, rows: np.ndarray | list[int]) -> None:
+    def forget(self, rows: np.ndarray | Sequence[int]) -> None:
         """Starts new episodes in the environments of a bool or index array."""
         count = len(self._past[REWARDS][0][rows])
         if self._states and count:

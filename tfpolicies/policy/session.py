@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class PolicySession:
         self._check = InputCheck(policy.observation_space, policy.action_space).check
         self.reset()
 
-    def reset(self, rows: np.ndarray | None = None) -> None:
+    def reset(self, rows: np.ndarray | Sequence[int] | None = None) -> None:
         """Starts new episodes: everywhere, or in the environments of a bool or index array."""
         if rows is None:
             self.memory = RecurrentState(self.policy, self.batch_size or 1)
