@@ -144,7 +144,7 @@ class ImportedPolicy(Policy):
         )
 
     def _before(
-        self, actions: Structure | None, rewards: Sequence[float] | np.ndarray | None, rows: int
+        self, actions: Structure | None, rewards: Structure | None, rows: int
     ) -> dict[str, np.ndarray]:
         """Returns what the model reads of the last step; zeros where it is not given."""
         earned = np.zeros(rows) if rewards is None else np.asarray(rewards)
