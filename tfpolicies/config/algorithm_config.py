@@ -285,7 +285,7 @@ class AlgorithmConfig(SectionedConfig):
         """
         mine = isinstance(self, config_class)
         settings = self._as_dict("multi_agent") if mine else self._changed("multi_agent")
-        known = config_class()
+        known = config_class()._layout.readable
         return {key: value for key, value in settings.items() if key in known}
 
     def copy_for_policy(self) -> AlgorithmConfig:

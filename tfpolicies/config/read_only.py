@@ -74,14 +74,22 @@ class ConfigDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-_PLAIN = frozenset((type(None), bool, int, float, str, type))
+PLAIN = frozenset((type(None), bool, int, float, str, type))
+"""The types of values that need no copy; most settings are of them."""
 
 
 def is_same(value: Any, present: Any) -> bool:
-    """Whether two values are the same object, or equal plain ones of one type."""
-    return value is present or (
-        type(value) is type(present) and type(value) in _PLAIN and value == present
-    )
+    """Whether two values are the same object, or equal plain ones of one type, also in dicts."""
+    kind = type(value)
+    if value is present or kind is not type(present):
+        return value is present
+    if kind in (list, tuple):
+        pairs = zip(value, present, strict=False)
+        return len(value) == len(present) and all([x is y or is_same(x, y) for x, y in pairs])
+    if kind is dict:
+        pairs = zip(value.values(), present.values(), strict=False)
+        return list(value) == list(present) and all([x is y or is_same(x, y) for x, y in pairs])
+    return kind in PLAIN and value == present
 
 
 def is_equal(value: Any, present: Any) -> bool:
@@ -92,28 +100,29 @@ def is_equal(value: Any, present: Any) -> bool:
         return False
 
 
+_DICTS = frozenset((dict, ConfigDict))
+
+
 def is_dict(value: Any) -> bool:
     """Whether a value is a plain dict; other mappings (a `gym.spaces.Dict`) stay what they are."""
-    return type(value) in (dict, ConfigDict)
+    return type(value) in _DICTS
 
 
 def copied(value: Any) -> Any:
     """Returns `value` with plain dicts, lists and sets copied; what is in them stays the same."""
-    if type(value) in _PLAIN:  # nearly all
+    if type(value) in PLAIN:
         return value
-    if is_dict(value):
-        return {key: copied(part) for key, part in value.items()}
+    if type(value) in _DICTS:
+        return {key: x if type(x) in PLAIN else copied(x) for key, x in value.items()}
     if isinstance(value, list):
-        return [copied(part) for part in value]
+        return [x if type(x) in PLAIN else copied(x) for x in value]
     return set(value) if isinstance(value, set) else value
 
 
 def in_dict(value: Any) -> Any:
     """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
-    if type(value) in _PLAIN:
-        return value
-    if is_dict(value):
-        return {key: in_dict(part) for key, part in value.items()}
+    if type(value) in _DICTS:
+        return {key: x if type(x) in PLAIN else in_dict(x) for key, x in value.items()}
     if isinstance(value, PolicySpec):
         spaces = value.observation_space, value.action_space
         return value.policy_class, *spaces, copied(value.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -44,20 +44,33 @@ def setting(
     every = {"rule": rule, "merge": merge, "kept": kept}
     told = {name: value for name, value in every.items() if value is not None}
     if isinstance(default, dict | list):
-        return field(default_factory=functools.partial(copied, default), metadata=told)
+        shared = copied(default)  # by all sections: nobody writes into what a section holds
+        return field(default_factory=lambda: shared, metadata=told)
     return field(default=default, metadata=told)
 
 
-def told_of(section: Any) -> Mapping[str, Mapping[str, Any]]:
+@functools.cache
+def told_of(section: type[Section]) -> Mapping[str, Mapping[str, Any]]:
     """Returns what `setting` was told of each setting of a section, by name."""
-    if "_told" not in vars(section):
-        found: dict[str, Mapping[str, Any]] = {}
-        for kind in reversed(section.__mro__):
-            for each in vars(kind).get("__dataclass_fields__", {}).values():
-                found[each.name] = {**found.get(each.name, {}), **each.metadata}
-        section._told = found
-        section._rules = [(name, told["rule"]) for name, told in found.items() if "rule" in told]
-    return section._told
+    result: dict[str, Mapping[str, Any]] = {}
+    for kind in reversed(section.__mro__):
+        for each in vars(kind).get("__dataclass_fields__", {}).values():
+            result[each.name] = {**result.get(each.name, {}), **each.metadata}
+    return result
+
+
+@functools.cache
+def _rules(section: type[Section]) -> list[tuple[str, Rule, Any]]:
+    """Returns the settings of a section that have rules, with these and the defaults, checked."""
+    rules = []
+    for each in fields(section):
+        rule = told_of(section)[each.name].get("rule")
+        if rule is not None:
+            shared = each.default_factory is not MISSING
+            default = each.default_factory() if shared else each.default
+            require(each.name, rule, default)
+            rules.append((each.name, rule, default))
+    return rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +82,9 @@ class Section:
     """
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        told_of(kind)
-        for name, rule in kind._rules:
+        for name, rule, default in _rules(type(self)):
             value = getattr(self, name)
-            if not rule.holds(value):  # asked first: a config is changed often
+            if value is not default:  # a config is changed often
                 require(name, rule, value)
 
 
