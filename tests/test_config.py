@@ -748,5 +748,5 @@ def test_an_invalid_default_of_a_section_is_refused_each_time():
         rate: float = setting(-1.0, AMOUNT)
 
     for _ in range(2):
-        with pytest.raises(ConfigError, match="rate must be a number >= 0, got -1.0"):
+        with pytest.raises(ConfigError, match=r"rate must be a number >= 0, got -1\.0"):
             Wrong()

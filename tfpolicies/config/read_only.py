@@ -83,12 +83,12 @@ def is_same(value: Any, present: Any) -> bool:
     kind = type(value)
     if value is present or kind is not type(present):
         return value is present
-    if kind in (list, tuple):
-        pairs = zip(value, present, strict=False)
-        return len(value) == len(present) and all([x is y or is_same(x, y) for x, y in pairs])
     if kind is dict:
-        pairs = zip(value.values(), present.values(), strict=False)
-        return list(value) == list(present) and all([x is y or is_same(x, y) for x, y in pairs])
+        same_keys = list(value) == list(present)
+        return same_keys and is_same([*value.values()], [*present.values()])
+    if kind in (list, tuple):
+        same = [x is y or is_same(x, y) for x, y in zip(value, present, strict=False)]
+        return len(value) == len(present) and all(same)
     return kind in PLAIN and value == present
 
 
