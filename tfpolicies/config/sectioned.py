@@ -20,9 +20,10 @@ from tfpolicies.config.dialect import (
 from tfpolicies.config.idioms import setting_hint
 from tfpolicies.config.read_only import PLAIN, copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
-from tfpolicies.config.setting import Section, check, taken, told_of
+from tfpolicies.config.setting import Section, check, get_metadata, taken
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, near_matches
 from tfpolicies.extensions import EXTENSIONS, describe_import
+from tfpolicies.types import Setting
 
 logger = logging.getLogger("tfpolicies")
 
@@ -42,6 +43,7 @@ class _Layout(NamedTuple):
         groups: those of `GROUPS` whose settings there are.
         dict_names: the name of each setting in `to_dict()`, which no other setting has.
         readable: all names that can be read.
+        metadata: what `setting` was told of each setting.
     """
 
     sections: dict[str, Section]
@@ -50,6 +52,7 @@ class _Layout(NamedTuple):
     groups: dict[str, Mapping[str, str]]
     dict_names: dict[str, str]
     readable: frozenset[str]
+    metadata: dict[str, Mapping[str, Any]]
 
 
 class SectionedConfig:
@@ -70,8 +73,15 @@ class SectionedConfig:
 
     def __init__(self, kinds: Mapping[str, type]) -> None:
         layout = _make_layout(tuple(kinds.items()))
-        vars(self).update(_frozen=False, _sections=dict(layout.sections), _layout=layout)
-        vars(self).update(_homes=layout.homes, _foreign={}, _searched={}, _automatic={})
+        parts = {"_sections": dict(layout.sections), "_layout": layout, "_homes": layout.homes}
+        vars(self).update(parts, _frozen=False, _foreign={}, _searched={}, _automatic={})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in vars(self).items() if name not in ("_layout", "_homes")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        layout = _make_layout(tuple((name, type(x)) for name, x in state["_sections"].items()))
+        vars(self).update(state, _layout=layout, _homes=layout.homes)
 
     # -- changes ------------------------------------------------------------------------------
 
@@ -95,14 +105,13 @@ class SectionedConfig:
             home = self._homes.get(name, "")
             if home not in homes and name not in guests:
                 raise TypeError(self._unexpected(called, given_name, homes))
-            section = self._sections[home]
-            present = self._searched.get(name, vars(section)[name])
+            present = self._searched.get(name, vars(self._sections[home])[name])
             if not self._frozen and (value is present or is_same(value, present)):
                 continue  # most, where a policy takes over the settings of a worker
             of_home = changes.setdefault(home, {})
             if name in of_home or name in searched:
                 raise TypeError(f"{called}() got {name!r} under two names.")
-            value = taken(told_of(type(section))[name], present, value)
+            value = taken(self._layout.metadata[name], present, value)
             (searched if has_search_space(value) else of_home)[name] = value
         self._put(changes, searched)
         return self
@@ -174,13 +183,13 @@ class SectionedConfig:
             raise AttributeError(name)
         return self[name]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Setting) -> None:
         if name == "algo_class":
             self._take_algorithm(value)
         else:
             self[name] = value
 
-    def _take_algorithm(self, value: Any) -> None:
+    def _take_algorithm(self, value: Setting) -> None:
         """Sets the algorithm whose settings these are: a class, or the name of that it has."""
         self._check_not_frozen("algo_class")
         if isinstance(value, type):
@@ -225,13 +234,13 @@ class SectionedConfig:
         """
         home = self._homes[name]
         default = getattr(self._layout.sections[home], name)
-        value = taken(told_of(type(self._sections[home]))[name], default, value)
+        value = taken(self._layout.metadata[name], default, value)
         if has_search_space(value):
             self._put({}, {name: value})
         else:
             self._put({home: {name: value}})
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: Setting) -> None:
         self.update_from_dict({self._name_of(key): value})
 
     def _meant(self, name: str) -> str:
@@ -264,7 +273,7 @@ class SectionedConfig:
     def __contains__(self, key: object) -> bool:
         return str(key) in self._layout.readable or key in self._foreign
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Setting = None) -> Any:
         """Returns a setting, or `default` where there is none of that name."""
         return self[key] if key in self else default  # noqa: SIM401
 
@@ -316,14 +325,14 @@ class SectionedConfig:
     def _as_dict(self, *without: str) -> dict[str, Any]:
         """Returns the settings of all sections but those named."""
         names = self._layout.dict_names
-        settings = {
+        settings: dict[str, Any] = {
             names[name]: value if type(value) in PLAIN else in_dict(value)
             for home, part in self._sections.items()
             if home not in without
             for name, value in vars(part).items()
         }
-        searched = {names[name]: copied(value) for name, value in self._searched.items()}
-        return settings | searched | copied(self._foreign)
+        settings |= {names[name]: copied(value) for name, value in self._searched.items()}
+        return {**settings, **copied(self._foreign)}
 
     @classmethod
     def from_dict(cls: type[Config], config_dict: Mapping[str, Any]) -> Config:
@@ -346,12 +355,12 @@ class SectionedConfig:
             settings.update(self._multi_agent_settings(nested))
         return self._change("update_from_dict", settings, *self._sections, *_METHODS)
 
-    def _multi_agent_settings(self, nested: Any) -> Mapping[str, Any]:
+    def _multi_agent_settings(self, nested: object) -> Mapping[str, Any]:
         """Returns what an old dict config has under `multiagent` as settings."""
         raise NotImplementedError
 
     @classmethod
-    def overrides(cls, **settings: Any) -> dict[str, Any]:
+    def overrides(cls, **settings: Setting) -> dict[str, Any]:
         """Returns the settings as a plain dict, after checking their names.
 
         >>> from tfpolicies import AlgorithmConfig
@@ -374,7 +383,7 @@ class SectionedConfig:
             found["_frozen"] = copy_frozen
         return twin
 
-    def record_resolved(self, **values: Any) -> None:
+    def record_resolved(self, **values: Setting) -> None:
         """Puts what an "auto" became in its place, even in a frozen config.
 
         What it became is known to be automatic from then on: each policy that is made later decides
@@ -419,12 +428,12 @@ class SectionedConfig:
         return self._frozen
 
 
-def as_overrides(given: Any) -> Any:
+def as_overrides(given: SectionedConfig | Setting) -> Any:
     """Returns a config as the dict of its settings that were changed; else what was given."""
     return given._changed() if isinstance(given, SectionedConfig) else given
 
 
-def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:
+def tell_if_resolved_anew(name: str, before: Setting, now: Setting) -> None:
     """Says in one line that an "auto" is not what it was in the checkpoint, if it was known."""
     if before not in (None, "auto", now):
         logger.warning(
@@ -435,7 +444,7 @@ def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:
 
 
 @functools.cache
-def _make_layout(kinds: tuple[tuple[str, type[Section]], ...]) -> _Layout:
+def _make_layout(kinds: tuple[tuple[str, type], ...]) -> _Layout:
     """Returns the layout of configs with these classes of sections, by the sections' names."""
     sections = {name: kind() for name, kind in kinds}
     homes = {name: home for home, section in sections.items() for name in vars(section)}
@@ -445,4 +454,5 @@ def _make_layout(kinds: tuple[tuple[str, type[Section]], ...]) -> _Layout:
     dict_names = {name: name if old in homes else old for name, old in dict_names.items()}
     own = homes.keys() | CONSTANTS.keys() | groups.keys()
     readable = own | {name for name, meant in names.items() if meant in own}
-    return _Layout(sections, homes, names, groups, dict_names, frozenset(readable))
+    metadata = {name: x for _, kind in kinds for name, x in get_metadata(kind).items()}
+    return _Layout(sections, homes, names, groups, dict_names, frozenset(readable), metadata)
