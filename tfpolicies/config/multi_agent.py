@@ -20,6 +20,7 @@ from tfpolicies.marks import for_place
 from tfpolicies.rules import BOOL, COUNT, function, one_of
 
 ToTrain = Callable[..., bool] | None
+MappingFn = Callable[..., str]
 
 SpecGiven = PolicySpec | tuple[Any, ...] | list[Any]
 PoliciesGiven = Mapping[str, SpecGiven] | Collection[str]
@@ -51,7 +52,7 @@ class MultiAgent(Section):
 
     policies: Mapping[str, PolicySpec] = field(default_factory=lambda: _DEFAULT_POLICIES)
     policy_map_capacity: int = setting(100, COUNT)  # policies with their variables in memory
-    policy_mapping_fn: Callable[..., str] = setting(
+    policy_mapping_fn: MappingFn = setting(
         default_policy_mapping, kept=lambda x: default_policy_mapping if x is None else x
     )
     policies_to_train: Collection[str] | ToTrain = None  # None: all
@@ -124,7 +125,7 @@ def _with_connector_states(here: str, config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **states}
 
 
-def require_mapping_fn(policy_mapping_fn: Callable[..., str] | None) -> None:
+def require_mapping_fn(policy_mapping_fn: MappingFn | None) -> None:
     """Raises a `ConfigError` unless it is a function that can be called as it will be, or None."""
     if policy_mapping_fn is None:
         return

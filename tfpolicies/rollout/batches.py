@@ -42,7 +42,7 @@ class Postprocessor:
         self,
         clip_rewards: bool | float | None,
         callbacks: DefaultCallbacks,
-        worker: Any,
+        worker: object,
         policies: Mapping[str, Any],
         running: Callable[[], Collection[int]],
         enable_connectors: bool = True,

@@ -22,7 +22,8 @@ def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarra
     """
     if not clip:
         return rewards
-    return np.sign(rewards) if clip is True else np.clip(rewards, -clip, clip)
+    result: np.ndarray = np.sign(rewards) if clip is True else np.clip(rewards, -clip, clip)
+    return result
 
 
 def require_same_columns(policy: Policy, kept: Collection[str], given: Collection[str]) -> None:
@@ -44,7 +45,7 @@ def require_same_columns(policy: Policy, kept: Collection[str], given: Collectio
 
 
 def nested_columns(
-    columns: dict[str, Any], ports: Sequence[Port], space: gym.Space, views: Sequence[View]
+    columns: dict[str, Any], ports: Sequence[Port], space: gym.Space[Any], views: Sequence[View]
 ) -> dict[str, Any]:
     """Joins the columns of leaves, of actions and of views, to one that is nested, in place."""
     if len(ports) > 1 or ports[0].path:
@@ -57,7 +58,10 @@ def nested_columns(
 
 
 def seen_after(
-    views: Sequence[View], columns: Mapping[str, np.ndarray], rows: np.ndarray, **sources: Any
+    views: Sequence[View],
+    columns: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    **sources: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
     """Returns the leaves of views as they are one step after some rows, `[K, ...]` each.
 

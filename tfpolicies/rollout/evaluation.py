@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,9 +17,10 @@ from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics, with_not
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
 from tfpolicies.rollout.sampler import Goal, Played
 from tfpolicies.rollout.timing import StepTimes, now
+from tfpolicies.rollout.worker import Worker
 
 
-def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None = None) -> Played:
+def play(worker: Worker, amount: int, *, by_episodes: bool, seconds: float | None = None) -> Played:
     """Plays whole episodes in a worker's environments, without learning from them.
 
     Args:
@@ -32,7 +32,7 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
     Raises:
         UsageError: if the worker was stopped.
     """
-    if worker.environments is None:
+    if worker.environments is None or worker.sampler is None:
         raise UsageError("The evaluation worker was stopped.")
     limit = math.inf if seconds is None else now() + seconds * 1e9
     goal = Goal(amount, by_episodes, limit)

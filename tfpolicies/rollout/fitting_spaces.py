@@ -28,7 +28,11 @@ _MOST_AGENTS = 4096  # that are remembered per policy
 
 
 def require_fitting_spaces(
-    policy_id: str, policy: Policy, whose: str, observation_space: Any, action_space: Any
+    policy_id: str,
+    policy: Policy,
+    whose: str,
+    observation_space: gym.Space[Any] | None,
+    action_space: gym.Space[Any] | None,
 ) -> None:
     """Checks that a policy can read what an environment gives, and that its actions are allowed.
 
@@ -108,7 +112,7 @@ def _worded(what: str) -> str:
     return f"other {what}" if what in ("parts", "bounds") else f"another {what}"
 
 
-def difference(one: gym.Space, other: gym.Space) -> str | None:
+def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
     """Returns the weightiest thing in which two spaces differ; None if they are equal.
 
     >>> difference(spaces.Discrete(2), spaces.Discrete(3))
@@ -139,7 +143,7 @@ def _counts(space: Any) -> Any:
     return high - low
 
 
-def holds(wide: gym.Space, narrow: gym.Space, *, in_part: bool = False) -> bool:
+def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False) -> bool:
     """Whether elements of one space can be taken for elements of another.
 
     Spaces that are neither Dict, Tuple, Box, Discrete, MultiDiscrete nor MultiBinary are not
@@ -156,7 +160,7 @@ def holds(wide: gym.Space, narrow: gym.Space, *, in_part: bool = False) -> bool:
     both = (wide, narrow)
     if not all(isinstance(space, (*_NESTED, *LEAF_SPACES)) for space in both):
         return True
-    if all(isinstance(space, _NESTED) for space in both):
+    if isinstance(wide, _NESTED) and isinstance(narrow, _NESTED):
         outer, inner = _parts(wide), _parts(narrow)
         if not (outer.keys() <= inner.keys() if in_part else outer.keys() == inner.keys()):
             return False
@@ -171,7 +175,7 @@ def holds(wide: gym.Space, narrow: gym.Space, *, in_part: bool = False) -> bool:
     return bool(np.all(first <= low) and np.all(high <= last))
 
 
-def _parts(space: Any) -> dict[Any, gym.Space]:
+def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> dict[Any, gym.Space[Any]]:
     return dict(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
 
 
@@ -195,7 +199,7 @@ class AgentSpaces:
         self._observed = observed
         self._met: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
-    def check(self, env: Any, agent: Hashable, policy_id: str, policy: Policy) -> None:
+    def check(self, env: object, agent: Hashable, policy_id: str, policy: Policy) -> None:
         """Checks that a policy can act for an agent; see `require_fitting_spaces`.
 
         What the environment does not tell is not checked; nor is what stands behind connectors,
@@ -219,9 +223,10 @@ class AgentSpaces:
         met.add(agent)
 
 
-def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space | None:
+def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space[Any] | None:
     """Returns the `observation_space` or `action_space` of an agent; None if nobody tells it."""
     try:
-        return getattr(env, f"{name}_of")(agent)
+        space: gym.Space[Any] = getattr(env, f"{name}_of")(agent)
+        return space
     except EnvError:  # it has none, or none for this agent
         return None

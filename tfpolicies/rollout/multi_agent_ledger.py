@@ -70,7 +70,7 @@ class Ledger:
         for name in ("unroll_id", "eps_id", "agent_index"):
             columns[name][where] = of_seats[name][seats]
         of_seats["record"][seats] = np.arange(where.start, where.stop)
-        return where.start
+        return int(where.start)
 
     def _begin_step(self) -> None:
         self._earning: list[np.ndarray] = []
@@ -309,6 +309,6 @@ def not_numbers(rewards: Iterable[Any], agents: Iterable[Any] = ()) -> EnvError:
     )
 
 
-def _is_number(reward: Any) -> bool:
+def _is_number(reward: object) -> bool:
     array = np.asarray(reward)
     return array.ndim == 0 and array.dtype.kind in "biuf" and bool(np.isfinite(array))

@@ -21,7 +21,7 @@ from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.columns import require_same_columns
-from tfpolicies.rollout.episode import own_columns
+from tfpolicies.rollout.episode import Episode, own_columns
 
 NOBODY = 0
 """The seat that takes what is meant for agents without one."""
@@ -107,7 +107,7 @@ class Seats(Table):
         for name in self.columns:
             self.columns[name][NOBODY] = -1 if name == "record" else 0
 
-    def take(self, episode: Any, agent: Hashable, agent_index: int) -> int:
+    def take(self, episode: Episode, agent: Hashable, agent_index: int) -> int:
         """Gives a seat to an agent at its first observation."""
         seat = self.free.pop() if self.free else self.append(1).start
         columns = self.columns
@@ -122,17 +122,17 @@ class Seats(Table):
         """Returns the unroll id of the running piece of a seat's trajectory."""
         return int(self.columns["unroll_id"][seat])
 
-    def recognise(self, seat: int, episode: Any, agent: Hashable) -> None:
+    def recognise(self, seat: int, episode: Episode, agent: Hashable) -> None:
         """Takes down who has a seat that is taken already."""
         self.who[self.unroll(seat)] = (episode, agent)
 
-    def turn_page(self, seat: int, episode: Any, agent: Hashable) -> None:
+    def turn_page(self, seat: int, episode: Episode, agent: Hashable) -> None:
         """Begins a new piece of an agent's trajectory."""
         unroll = self.columns["unroll_id"]
         self.who.pop(int(unroll[seat]), None)
         unroll[seat] = self._new_unroll(episode, agent)
 
-    def _new_unroll(self, episode: Any, agent: Hashable) -> int:
+    def _new_unroll(self, episode: Episode, agent: Hashable) -> int:
         unroll, self.next_unroll = self.next_unroll, self.next_unroll + 1
         self.who[unroll] = (episode, agent)
         return unroll
@@ -156,7 +156,7 @@ class Stacker:
         leaves: of the space.
     """
 
-    def __init__(self, space: gym.Space) -> None:
+    def __init__(self, space: gym.Space[Any]) -> None:
         self.leaves = leaves(space)
         self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
 

@@ -39,6 +39,8 @@ from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.policy_connection import pipelines_of
 from tfpolicies.rollout.sampler import Goal, Played, Sampler
 from tfpolicies.rollout.timing import now
+from tfpolicies.rollout.worker_policies import WorkerPolicies
+from tfpolicies.types import Structure
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -74,11 +76,13 @@ class MultiAgentSampler(Sampler):
         metrics: whole episodes are reported with the batch that they are in.
     """
 
+    envs: MultiAgentEnvironments
+
     def __init__(
         self,
         envs: MultiAgentEnvironments,
         policies: Mapping[str, Any],
-        worker_policies: Any,
+        worker_policies: WorkerPolicies,
         *,
         count_agent_steps: bool = False,
         observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
@@ -207,7 +211,7 @@ class MultiAgentSampler(Sampler):
             )
         return found
 
-    def _call(self, moment: str, episode: Any, env_index: int) -> None:
+    def _call(self, moment: str, episode: MultiAgentEpisode, env_index: int) -> None:
         self._own_code_ran |= overrides(self._callbacks, moment)
         self._tell(moment, episode, env_index)
 
@@ -653,7 +657,7 @@ def _total(rewards: Mapping[Any, Any]) -> float:
     raise not_numbers(rewards.values(), rewards)
 
 
-def _give(rows: PolicyRows, actions: Any) -> None:
+def _give(rows: PolicyRows, actions: Structure) -> None:
     """Hands the actions of a policy to the copies whose agents waited for them."""
     if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind == "i":
         single = actions.tolist()

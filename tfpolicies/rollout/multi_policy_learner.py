@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfpolicies.batch.postprocessing import standardized
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import UsageError
 from tfpolicies.rollout.worker_policies import WorkerPolicies
+
+Gradients = Sequence[Any] | Mapping[str, Any]
+"""Those of the default policy, or of several by id."""
 
 
 class MultiPolicyLearner:
@@ -25,7 +28,7 @@ class MultiPolicyLearner:
         self._policies = policies
         self._policy_map = policies.policy_map
 
-    def select_rows(self, samples: Any) -> dict[str, SampleBatch]:
+    def select_rows(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
         """Returns the rows of a batch whose policies are trained on it, by policy id.
 
         They are readable: what was compressed is unpacked in copies.
@@ -41,7 +44,7 @@ class MultiPolicyLearner:
             pid: _unpack(rows) for pid, rows in batch.policy_batches.items() if trains(pid, batch)
         }
 
-    def learn_on_batch(self, samples: Any) -> dict[str, Any]:
+    def learn_on_batch(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, Any]:
         """Updates each policy once; see `RolloutWorker.learn_on_batch`."""
         return {
             pid: self._policy_map[pid].learn_on_batch(rows)
@@ -50,7 +53,7 @@ class MultiPolicyLearner:
 
     def learn_minibatches(
         self,
-        samples: Any,
+        samples: SampleBatch | MultiAgentBatch,
         num_epochs: int,
         minibatch_size: int,
         standardize_fields: Collection[str],
@@ -79,7 +82,7 @@ class MultiPolicyLearner:
         return results
 
     def compute_gradients(
-        self, samples: Any, single_agent: bool | None
+        self, samples: SampleBatch | MultiAgentBatch, single_agent: bool | None
     ) -> tuple[Any, dict[str, Any]]:
         """Returns gradients and their statistics; see `RolloutWorker.compute_gradients`."""
         if single_agent:
@@ -93,7 +96,7 @@ class MultiPolicyLearner:
         by_policy = {policy_id: gradients for policy_id, (gradients, _) in results.items()}
         return by_policy, {**infos, "batch_count": samples.count}
 
-    def _compute_default_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+    def _compute_default_gradients(self, batch: MultiAgentBatch) -> tuple[Any, dict[str, Any]]:
         if set(batch.policy_batches) != {DEFAULT_POLICY_ID}:
             raise UsageError(
                 "single_agent=True needs a batch of the default policy alone, got one of "
@@ -102,7 +105,7 @@ class MultiPolicyLearner:
         policy = self._policy_map[DEFAULT_POLICY_ID]
         return policy.compute_gradients(_unpack(batch.policy_batches[DEFAULT_POLICY_ID]))
 
-    def apply_gradients(self, gradients: Any) -> None:
+    def apply_gradients(self, gradients: Gradients) -> None:
         """Applies gradients; see `RolloutWorker.apply_gradients`."""
         by_policy = gradients if isinstance(gradients, Mapping) else {DEFAULT_POLICY_ID: gradients}
         policies = {policy_id: self._policy_map[policy_id] for policy_id in by_policy}

@@ -20,6 +20,7 @@ from tfpolicies.errors import ConfigError, ObservationError, SpaceError
 from tfpolicies.models.spaces import batch_leaves, leaves, nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker
+from tfpolicies.types import Structure
 
 Pipelines = tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]
 NO_PIPELINES: Pipelines = (None, None)
@@ -52,7 +53,7 @@ class Connection:
         self,
         rows: PolicyRows,
         seats: Seats,
-        space_of: Callable[[int, Any], spaces.Space | None],
+        space_of: Callable[[int, Any], spaces.Space[Any] | None],
     ) -> None:
         self.pipelines = pipelines_of(rows.policy)
         self._agent, self._action = self.pipelines
@@ -60,7 +61,7 @@ class Connection:
         self._rows = rows
         self._seats = seats
         self._space_of = space_of
-        self._admitted: spaces.Space | None = None  # the space of the agent that came last
+        self._admitted: spaces.Space[Any] | None = None  # the space of the agent that came last
         self._env_ids = np.zeros(0, np.int64)  # by seat
         self._last: list[np.ndarray] = []  # by seat, leaves of what the environment gave last
 
@@ -81,7 +82,7 @@ class Connection:
             self._last = [_grown(leaf, self._seats.capacity) for leaf in self._last]
         self._env_ids[seat] = env_id
 
-    def _check(self, agent: Hashable, space: spaces.Space | None) -> None:
+    def _check(self, agent: Hashable, space: spaces.Space[Any] | None) -> None:
         """Checks that an agent's observations go in, and what the policy acts on comes out."""
         policy = self._rows.policy
         if self._agent is None:
@@ -116,7 +117,8 @@ class Connection:
 
     def env_ids(self, seats: np.ndarray) -> np.ndarray:
         """Returns the environments of seats, int64 `[K]` both."""
-        return self._env_ids[seats]
+        env_ids: np.ndarray = self._env_ids[seats]
+        return env_ids
 
     def reset(self, env_ids: np.ndarray) -> None:
         """Forgets the episodes of environments, int64 `[K]`."""
@@ -143,7 +145,7 @@ class Connection:
         return nest(self._agent.space, [leaf[seats] for leaf in self._last])  # type: ignore[union-attr]
 
     def see(
-        self, obs: Any, seats: np.ndarray, rewards: np.ndarray | None
+        self, obs: Structure, seats: np.ndarray, rewards: np.ndarray | None
     ) -> tuple[list[np.ndarray], np.ndarray | None]:
         """Returns what the policy sees: leaves `[K, ...]`, and rewards float64 `[K]` if given.
 
@@ -178,7 +180,7 @@ class Connection:
             )
         return arrays, found
 
-    def act(self, actions: Any, seats: np.ndarray) -> Any:
+    def act(self, actions: Structure, seats: np.ndarray) -> Any:
         """Returns what the environments get of a policy's actions `[K, ...]`, likewise nested."""
         if not self._action:
             return actions
@@ -193,7 +195,7 @@ def _grown(array: np.ndarray, length: int) -> np.ndarray:
     return grown
 
 
-def _form(space: gym.Space) -> list[tuple[Any, ...]]:
+def _form(space: gym.Space[Any]) -> list[tuple[Any, ...]]:
     """Returns what must be the same of two spaces for observations of one to pass as the other's.
 
     Raises:

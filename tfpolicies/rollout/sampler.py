@@ -11,10 +11,12 @@ import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, gets_batches
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.batches import Postprocessor
-from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.episode import Episode, RolloutMetrics
 from tfpolicies.rollout.timing import StepTimes
 
 
@@ -69,7 +71,7 @@ class Sampler(abc.ABC):
 
     def __init__(
         self,
-        envs: Any,
+        envs: Environments | MultiAgentEnvironments,
         policies: Mapping[str, Any],
         *,
         fragment_length: int,
@@ -78,7 +80,7 @@ class Sampler(abc.ABC):
         clip_rewards: bool | float | None = None,
         enable_connectors: bool = True,
         callbacks: DefaultCallbacks | None = None,
-        worker: Any = None,
+        worker: object = None,
         perf_stats_ema_coef: float | None = None,
     ) -> None:
         self.envs = self._environments = envs
@@ -94,6 +96,11 @@ class Sampler(abc.ABC):
         self._postprocessor = Postprocessor(
             clip_rewards, self._callbacks, worker, policies, self._running_ids, enable_connectors
         )
+
+    @property
+    def running_episodes(self) -> Sequence[Episode]:
+        """The episodes that have begun, as far as somebody follows them."""
+        return ()
 
     @abc.abstractmethod
     def _running_ids(self) -> list[int]:
@@ -116,7 +123,7 @@ class Sampler(abc.ABC):
         """Whether the policy or a callback reads the infos that are in batches."""
         return policy.driver.learning.postprocesses_trajectories or self._gives_batches
 
-    def _tell(self, moment: str, episode: Any, env_index: int) -> None:
+    def _tell(self, moment: str, episode: object, env_index: int) -> None:
         """Calls the callback for a moment of an episode, or of the error that ended one."""
         getattr(self._callbacks, moment)(
             worker=self._worker,

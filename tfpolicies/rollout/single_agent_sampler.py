@@ -206,6 +206,9 @@ class SingleAgentSampler(Sampler):
         SpaceError: if the spaces of the policy do not fit those of the environments.
     """
 
+    envs: Environments
+    _environments: Environments
+
     def __init__(self, envs: Environments, policies: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(envs, policies, **settings)
         self._follower: EpisodeFollower | None = None
@@ -218,7 +221,7 @@ class SingleAgentSampler(Sampler):
         self._connect(self._policy())
 
     def _running_ids(self) -> list[int]:
-        return self._running.ids.tolist()
+        return list(map(int, self._running.ids))
 
     def _policy(self) -> Any:
         return self.policies.get(DEFAULT_POLICY_ID)
@@ -440,8 +443,8 @@ class SingleAgentSampler(Sampler):
             env_index, step_index = places
             # Taking rows by number is several times faster than by a mask.
             numbers = env_index * width + step_index
-            rows_taken = column.reshape(count * width, *rest).take(numbers, axis=0)
-            return rows_taken.reshape(*shape, *rest)
+            rows: np.ndarray = column.reshape((count * width, *rest)).take(numbers, axis=0)
+            return rows.reshape((*shape, *rest))
 
         columns = {name: cut(column) for name, column in buffer.columns.items()}
         if buffer.infos is not None:
@@ -454,10 +457,9 @@ class SingleAgentSampler(Sampler):
             columns.update(self._cut_at(columns, cuts))
             ends |= cuts
         ends[:, -1] = True
-        rows = shape[0] * shape[1]
 
         def flat(column: np.ndarray) -> np.ndarray:
-            return column.reshape(rows, *column.shape[2:])
+            return column.reshape((-1, *column.shape[2:]))
 
         collected = Collected(
             DEFAULT_POLICY_ID,
@@ -489,7 +491,7 @@ class SingleAgentSampler(Sampler):
         ]
         self._postprocessor.forget_waiting(lost)
         kept = collected.without(barred)
-        return MultiAgentBatch(self._postprocessor.batches(kept, who), rows)
+        return MultiAgentBatch(self._postprocessor.batches(kept, who), ends.size)
 
     def _cut_at(self, columns: Mapping[str, np.ndarray], lost: np.ndarray) -> dict[str, np.ndarray]:
         """Returns columns in which trajectories end where lives were lost, bool `[N, T]`."""

@@ -30,6 +30,8 @@ from tfpolicies.envs.registry import env_name
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
+from tfpolicies.rollout.worker import Worker
+from tfpolicies.types import Setting
 
 _STEPS = 3  # that are played of an environment before training
 _MOST_SECONDS = 1.0  # an environment that takes longer to make is not made once more
@@ -73,8 +75,8 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
 
 
 def make_worker_environments(
-    worker: Any,
-    source: Any,
+    worker: Worker,
+    source: Setting,
     context: EnvContext,
     validate_env: Callable[[Any, EnvContext], None] | None,
 ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
@@ -97,7 +99,7 @@ def make_worker_environments(
     """
     config = worker.config
 
-    def on_created(env: Any, env_context: EnvContext, index: int) -> None:
+    def on_created(env: object, env_context: EnvContext, index: int) -> None:
         if validate_env is not None:
             validate_env(env, env_context)
         worker.callbacks.on_sub_environment_created(
@@ -133,7 +135,7 @@ def make_worker_environments(
     watchdog = None if seconds is None else Watchdog(seconds)
     again = made.maker if config.restart_failed_sub_environments else None
 
-    def on_made(env: Any, index: int) -> None:
+    def on_made(env: object, index: int) -> None:
         announce(env, index, context, on_created)
 
     limit = config.max_num_sub_environment_restarts
@@ -141,7 +143,7 @@ def make_worker_environments(
     return made, watchdog
 
 
-def check_environment(worker: Any) -> None:
+def check_environment(worker: Worker) -> None:
     """Plays a few steps of an environment that is made like the worker's, and closes it.
 
     It does not with `disable_env_checking`, where faults are expected, and where that would take
@@ -176,7 +178,7 @@ def check_environment(worker: Any) -> None:
 
 
 def _require_fitting(
-    made: Environments | MultiAgentEnvironments, source: Any, config: AlgorithmConfig
+    made: Environments | MultiAgentEnvironments, source: Setting, config: AlgorithmConfig
 ) -> None:
     if not isinstance(made, MultiAgentEnvironments) and config.is_multi_agent():
         raise ConfigError(

@@ -13,6 +13,7 @@ from tfpolicies.errors import WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.observation_filters import ObservationFilters
 from tfpolicies.rollout.policy_changes import PolicyAddition, PolicyTransaction
+from tfpolicies.rollout.worker import Worker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 
@@ -57,7 +58,7 @@ class _CheckedState(NamedTuple):
     new_policies: dict[str, Policy]
 
 
-def _check(policies: WorkerPolicies, state: Any) -> _CheckedState:
+def _check(policies: WorkerPolicies, state: Mapping[str, Any]) -> _CheckedState:
     policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
     if not isinstance(policy_states, Mapping):
         raise WeightsError(
@@ -79,7 +80,7 @@ def _check(policies: WorkerPolicies, state: Any) -> _CheckedState:
 
 
 def restore_sampling(
-    worker: Any,
+    worker: Worker,
     seeds_used: int,
     rng: np.random.Generator | None,
     global_vars: Mapping[str, Any],
