@@ -64,11 +64,12 @@ class Packing:
         """Returns, for each row, which row stands at step `steps` of its place in the array."""
         where, width = self._where, self.shape[1]
         if where is None:
-            firsts: np.ndarray = np.arange(len(steps)) // width * width
-            return firsts + steps
-        row_at: np.ndarray = np.zeros(self.shape[0] * width, np.int64)
-        row_at[where] = np.arange(len(where))
-        return row_at.take(where // width * width + steps)
+            where, row_at = np.arange(len(steps)), None
+        else:
+            row_at = np.zeros(self.shape[0] * width, np.int64)
+            row_at[where] = np.arange(len(where))
+        places: np.ndarray = where // width * width + steps
+        return places if row_at is None else row_at[places]
 
 
 class PackedColumns(Mapping[str, np.ndarray]):
