@@ -12,8 +12,7 @@ from tfpolicies.config.callbacks import DefaultCallbacks, overrides
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.policy.learning_batches import in_sequences, postprocessed
-from tfpolicies.rollout.collected import Collected, Trajectory
-from tfpolicies.rollout.columns import clipped_rewards
+from tfpolicies.rollout.collected import Collected, Trajectory, clipped_rewards
 from tfpolicies.rollout.running_returns import RunningReturns
 from tfpolicies.rollout.views import Lookback
 from tfpolicies.rollout.waiting import Waiting

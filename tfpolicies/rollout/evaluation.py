@@ -14,8 +14,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics, with_notes
-from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
-from tfpolicies.rollout.sampler import Goal, Played
+from tfpolicies.rollout.sampler import LONG, Goal, Played, warn_long_episode
 from tfpolicies.rollout.timing import StepTimes, now
 from tfpolicies.rollout.worker import Worker
 
@@ -110,7 +109,8 @@ def play_episodes(
         if steps == report_at:
             waiting = np.flatnonzero((lengths >= LONG) & (done < shares))
             if len(waiting):
-                report_long_evaluation(int(waiting[0]), int(lengths[waiting[0]]))
+                first_one = int(waiting[0])
+                warn_long_episode(first_one, int(lengths[first_one]), evaluates=True)
             report_at *= 2
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             ended = RolloutMetrics(int(lengths[i]), float(returns[i]), perf_stats=times.means())

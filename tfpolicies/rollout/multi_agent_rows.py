@@ -20,7 +20,7 @@ from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.rollout.columns import require_same_columns
+from tfpolicies.rollout.collected import require_same_columns
 from tfpolicies.rollout.episode import Episode, own_columns
 
 NOBODY = 0
@@ -166,16 +166,23 @@ class Stacker:
         Raises:
             ValueError, TypeError, KeyError, IndexError: see `write`.
         """
-        found = self.empty(len(observed))
-        for leaf, target in zip(self.leaves, found, strict=True):
-            self.write(leaf, observed, target)
-        return found
+        return self.write(observed, self.empty(len(observed)))
 
     def empty(self, count: int) -> list[np.ndarray]:
         """Returns leaves `[count, ...]` to write into."""
         return [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
-    def write(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
+    def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
+        """Writes single observations into leaves `[K, ...]`, and returns these.
+
+        Raises:
+            ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
+        """
+        for leaf, target in zip(self.leaves, targets, strict=True):
+            self._write_leaf(leaf, observed, target)
+        return targets
+
+    def _write_leaf(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
         """Writes one leaf of single observations into `target` `[K, ...]`.
 
         Raises:
@@ -276,14 +283,12 @@ class PolicyRows:
 
     def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
         """Writes single observations into leaves `[K, ...]`, and returns these; see `stacked`."""
-        for leaf, target in zip(self.leaves, targets, strict=True):
-            try:
-                self.stacker.write(leaf, observed, target)
-            except (ValueError, TypeError, KeyError, IndexError):
-                for obs in observed:
-                    check_observation(self.policy.observation_space, obs, self._whose)
-                raise
-        return targets
+        try:
+            return self.stacker.write(observed, targets)
+        except (ValueError, TypeError, KeyError, IndexError):
+            for obs in observed:
+                check_observation(self.policy.observation_space, obs, self._whose)
+            raise
 
 
 def _shapes(values: Sequence[Any]) -> set[tuple[int, ...]]:

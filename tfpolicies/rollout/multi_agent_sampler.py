@@ -26,8 +26,7 @@ from tfpolicies.policy_map.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
-from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation, report_long_sample
-from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+from tfpolicies.rollout.metrics import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_connectors import (
     Connections,
     check_observations,
@@ -37,7 +36,7 @@ from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.policy_connection import pipelines_of
-from tfpolicies.rollout.sampler import Goal, Played, Sampler
+from tfpolicies.rollout.sampler import LONG, Goal, Played, Sampler, warn_long_episode
 from tfpolicies.rollout.timing import now
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.types import Structure
@@ -383,7 +382,7 @@ class MultiAgentSampler(Sampler):
         self.envs.repairs.stepped(copy.index)
         self._env_steps[copy.index] += 1
         if self._complete and episode.length == LONG and not over:
-            report_long_sample(copy.index, LONG)
+            warn_long_episode(copy.index, LONG)
         if self._notes:
             episode.note(obs, moves, rewards, terminateds, truncateds)
         return over
@@ -537,7 +536,7 @@ class MultiAgentSampler(Sampler):
                     played.append(self._metrics_of(episode))
                     done[copy.index] += 1 if goal.by_episodes else episode.length
                 elif episode.length == LONG:
-                    report_long_evaluation(copy.index, LONG)
+                    warn_long_episode(copy.index, LONG, evaluates=True)
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
             self._ledger.keep(self._ledger.records["t"] < 0)
             self._ledger.forget_trajectories(self._copies)
@@ -654,7 +653,7 @@ def _total(rewards: Mapping[Any, Any]) -> float:
                 return number
     except (TypeError, ValueError):
         pass
-    raise not_numbers(rewards.values(), rewards)
+    raise not_numbers(rewards)
 
 
 def _give(rows: PolicyRows, actions: Structure) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,29 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import Episode, RolloutMetrics
 from tfpolicies.rollout.timing import StepTimes
+
+logger = logging.getLogger("tfpolicies")
+
+LONG = 30_000
+"""Steps after which an episode that somebody waits for is reported."""
+
+
+def warn_long_episode(index: int, steps: int, *, evaluates: bool = False) -> None:
+    """Logs a warning about an episode that sampling, or an evaluation, waits for.
+
+    Args:
+        index: of its environment.
+        steps: that it has so far.
+        evaluates: whether an evaluation waits.
+    """
+    waits, way_out = "batch_mode='complete_episodes'", "use batch_mode='truncate_episodes'"
+    if evaluates:
+        waits, way_out = "evaluation", "set evaluation_sample_timeout_s in the config"
+    logger.warning(
+        "Environment %d: an episode has not ended after %d steps, and %s waits for its end. Give "
+        "the environment a time limit, such as gym.make(..., max_episode_steps=1000), or %s.",
+        *(index, steps, waits, way_out),
+    )
 
 
 class Goal(NamedTuple):

@@ -24,8 +24,7 @@ from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, 
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.batches import Who
-from tfpolicies.rollout.collected import Collected
-from tfpolicies.rollout.columns import require_same_columns
+from tfpolicies.rollout.collected import Collected, require_same_columns
 from tfpolicies.rollout.connected import connected, connector_metrics_of
 from tfpolicies.rollout.episode import (
     SINGLE_AGENT,
@@ -38,10 +37,9 @@ from tfpolicies.rollout.episode import (
 )
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
-from tfpolicies.rollout.long_episodes import LONG, report_long_sample
-from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+from tfpolicies.rollout.metrics import metrics_state, restored_metrics
 from tfpolicies.rollout.policy_connection import has_others, pipelines_of
-from tfpolicies.rollout.sampler import Goal, Played, Sampler
+from tfpolicies.rollout.sampler import LONG, Goal, Played, Sampler, warn_long_episode
 from tfpolicies.rollout.timing import now
 
 _OF_ENV = ("rewards", "terminateds", "truncateds")
@@ -357,7 +355,7 @@ class SingleAgentSampler(Sampler):
         steps = np.where(done.any(axis=1), done[:, ::-1].argmax(axis=1), used)
         longest = int(steps.argmax())
         if steps[longest] >= LONG:
-            report_long_sample(longest, int(steps[longest]))
+            warn_long_episode(longest, int(steps[longest]))
 
     def _memory_of(self, policy: Policy) -> RecurrentState:
         if self._memory is None or self._memory.policy is not policy:
