@@ -127,17 +127,14 @@ class Postprocessor:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; what is missing in it begins anew."""
-        self._lookbacks, self._running_returns, self._waiting = {}, {}, {}
-        for name, saved in state.get("views", ()):
-            self._lookbacks[name] = Lookback()
-            self._lookbacks[name].set_state(saved)
-        for name, saved in state.get("returns", ()):
-            self._running_returns[name] = RunningReturns()
-            self._running_returns[name].set_state(saved)
-        for name, saved in state.get("waiting", ()):
-            if name in self._policies:
-                self._waiting[name] = Waiting()
-                self._waiting[name].set_state(saved, name, self._policies[name])
+        views, returns = state.get("views", ()), state.get("returns", ())
+        self._lookbacks = {name: Lookback.from_state(saved) for name, saved in views}
+        self._running_returns = {name: RunningReturns.from_state(saved) for name, saved in returns}
+        self._waiting = {
+            name: Waiting.from_state(saved, name, self._policies[name])
+            for name, saved in state.get("waiting", ())
+            if name in self._policies
+        }
 
     def _returns(self, sample: Collected) -> np.ndarray | None:
         """Returns the returns so far of a sample's rows, where its rewards are scaled by these."""

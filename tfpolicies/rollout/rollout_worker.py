@@ -25,21 +25,21 @@ from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout import worker_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
+from tfpolicies.rollout.learning_worker import LearningWorker
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
-from tfpolicies.rollout.multi_policy_learner import Gradients, MultiPolicyLearner
 from tfpolicies.rollout.observation_filters import ObservationFilters
 from tfpolicies.rollout.parallel_iterator_worker import ParallelIteratorWorker
 from tfpolicies.rollout.policy_changes import PolicyAddition
 from tfpolicies.rollout.sampler import Sampler
 from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
-from tfpolicies.rollout.worker import Spaces, Worker
+from tfpolicies.rollout.worker import Spaces
 from tfpolicies.rollout.worker_environments import make_worker_environments
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.rollout.worker_process import WorkerProcess
 from tfpolicies.storage.pickling import refuse_pickling
 
 
-class RolloutWorker(Worker, ParallelIteratorWorker, WorkerProcess, Extensible):
+class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Extensible):
     """Collects experience of policies in environments.
 
     Args:
@@ -125,7 +125,6 @@ class RolloutWorker(Worker, ParallelIteratorWorker, WorkerProcess, Extensible):
         self.weights_seq_no: int | None = None
         self.flushes_filters = True
         self.seeds = EpisodeSeeds(self.config, worker_index)
-        self._stopped = False
         self.has_episodes = False
         self._first_batch: SampleBatch | MultiAgentBatch | None = None
         self.environments = None
@@ -138,7 +137,6 @@ class RolloutWorker(Worker, ParallelIteratorWorker, WorkerProcess, Extensible):
             )
         self.policies = WorkerPolicies(self)
         self.observation_filters = ObservationFilters(self.policies.policy_map)
-        self._learner = MultiPolicyLearner(self.policies)
         try:
             for policy_id, spec in self.policies.complete_specs(None).items():
                 self.policies.make(policy_id, spec)
@@ -205,31 +203,11 @@ class RolloutWorker(Worker, ParallelIteratorWorker, WorkerProcess, Extensible):
         """The seed of this worker, None if the config has none; see `EpisodeSeeds`."""
         return self.seeds.worker_seed
 
-    @property
-    def total_rollout_fragment_length(self) -> int:
-        """The steps of one `sample()` over all environments, as `count_steps_by` counts them."""
-        envs = self.config.num_envs_per_worker
-        if self.environments is not None:
-            envs = self.environments.num_envs
-        return self.config.fragment_length(envs, self.worker_index) * int(envs)
-
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; rows not handed out yet are dropped."""
         sampler = self._require_sampler()
         sampler.reset(self.seeds.next(sampler.envs.num_envs))
         self.has_episodes = True
-
-    def _require_sampler(self) -> Sampler:
-        if self._stopped:
-            raise UsageError(
-                "This worker was stopped, so its environments are closed; make a new one."
-            )
-        if self.sampler is None:
-            raise UsageError(
-                "This worker has no input_reader, because it has no environment; give it an "
-                "env_creator or config.environment(...)."
-            )
-        return self.sampler
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
         """Returns a batch of fresh, postprocessed experience; later calls continue the episodes.
@@ -266,44 +244,6 @@ class RolloutWorker(Worker, ParallelIteratorWorker, WorkerProcess, Extensible):
         """Returns `(batch, batch.count)`."""
         batch = self.sample()
         return batch, batch.count
-
-    def sample_and_learn(
-        self,
-        expected_batch_size: int,
-        num_sgd_iter: int,
-        sgd_minibatch_size: int,
-        standardize_fields: Collection[str],
-    ) -> tuple[dict[str, Any], int]:
-        """Samples one batch and learns from it in minibatches.
-
-        Args:
-            expected_batch_size: what `batch.count` must be.
-            num_sgd_iter: epochs.
-            sgd_minibatch_size: rows of an update; 0 for all rows at once.
-            standardize_fields: columns that get mean 0 and standard deviation 1 first.
-
-        Returns:
-            The results by policy id (of a policy written by hand, that of its last minibatch),
-            and the count of the batch.
-
-        Raises:
-            UsageError: if the batch has another count; also an AssertionError.
-            MissingColumnError: if there is no such column to standardize; nobody learns then.
-        """
-        batch = self.sample()
-        if batch.count != expected_batch_size:
-            raise UsageError(
-                f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
-                f"worker gave {batch.count}; see rollout_fragment_length."
-            )
-        results = self._learner.learn_minibatches(
-            batch,
-            num_sgd_iter,
-            sgd_minibatch_size,
-            standardize_fields,
-            self._require_sampler().rng,
-        )
-        return results, batch.count
 
     def get_metrics(self) -> list[RolloutMetrics]:
         """Returns the metrics of episodes that ended since the last call."""
@@ -375,20 +315,8 @@ class RolloutWorker(Worker, ParallelIteratorWorker, WorkerProcess, Extensible):
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
-        addition = PolicyAddition.from_arguments(
-            self.policy_map,
-            policy_id,
-            policy_cls,
-            policy,
-            observation_space=observation_space,
-            action_space=action_space,
-            config=config,
-            policy_state=policy_state,
-            policy_mapping_fn=policy_mapping_fn,
-            policies_to_train=policies_to_train,
-            module_spec=module_spec,
-        )
-        return self.policies.add(addition)
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        return self.policies.add(PolicyAddition.from_arguments(self.policy_map, **arguments))
 
     def remove_policy(
         self,
@@ -576,42 +504,6 @@ class RolloutWorker(Worker, ParallelIteratorWorker, WorkerProcess, Extensible):
             KeyError: without `timestep`.
         """
         self.policies.set_global_vars(global_vars, policy_ids)
-
-    # -- learning -----------------------------------------------------------------------------
-
-    def learn_on_batch(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, Any]:
-        """Updates each policy that is trained on its part of a batch; returns results by id.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
-        """
-        return self._learner.learn_on_batch(samples)
-
-    def compute_gradients(
-        self, samples: SampleBatch | MultiAgentBatch, single_agent: bool | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Returns gradients of a batch and their statistics, which `apply_gradients` takes.
-
-        Args:
-            samples: the batch.
-            single_agent: True: of the default policy alone, as a list with its info. Otherwise
-                both are dicts by the ids of the policies that are trained, the info with
-                `batch_count`.
-
-        Raises:
-            UsageError: if `single_agent` is True for a batch of other policies.
-        """
-        return self._learner.compute_gradients(samples, single_agent)
-
-    def apply_gradients(self, grads: Gradients) -> None:
-        """Applies gradients: a list to the default policy, a dict by the ids of policies.
-
-        Those of policies that are not trained are left out.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
-        """
-        self._learner.apply_gradients(grads)
 
     # -- environments -------------------------------------------------------------------------
 
