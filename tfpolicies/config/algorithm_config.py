@@ -6,12 +6,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import gymnasium as gym
-
 from tfpolicies.config import run_sections, sections
 from tfpolicies.config.dialect import ALIASES, CONSTANTS, GUESTS
-from tfpolicies.config.multi_agent import MultiAgent
-from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
+from tfpolicies.config.multi_agent import MultiAgent, as_predicate, policy_specs
+from tfpolicies.config.multi_agent_setup import Spaces, SpaceSources, policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.envs.making import check_process_count, is_instance, require_alone
@@ -255,7 +253,7 @@ class AlgorithmConfig(SectionedConfig):
         *,
         policies: Mapping[str, Any] | Collection[str] | None = None,
         env: Setting = None,
-        spaces: Mapping[str, tuple[gym.Space[Any] | None, gym.Space[Any] | None]] | None = None,
+        spaces: Mapping[str, Spaces] | None = None,
         default_policy_class: type | None = None,
     ) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
         """Returns the policies as complete specs, and what says which of them are trained.
@@ -282,7 +280,17 @@ class AlgorithmConfig(SectionedConfig):
             ConfigError: for a space that nobody names, a policy whose agents have different spaces,
                 or an invalid override.
         """
-        return multi_agent_setup(self, policies, env, spaces, default_policy_class)
+        sources = SpaceSources(self, env, spaces or {})
+        specs = {}
+        for policy_id, spec in (
+            self.policies if policies is None else policy_specs(policies)
+        ).items():
+            policy_class = spec.policy_class or default_policy_class
+            own = spec.observation_space, spec.action_space
+            both = [sources.space(policy_id, i) if own[i] is None else own[i] for i in (0, 1)]
+            config = policy_config(self, policy_id, policy_class, spec.config or {})
+            specs[policy_id] = PolicySpec(policy_class, both[0], both[1], config)
+        return specs, as_predicate(self.policies_to_train)
 
     def settings_for(self, config_class: type[AlgorithmConfig]) -> dict[str, Any]:
         """Returns the settings that a policy with another config class takes from this config.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.config.multi_agent import as_predicate, policy_specs
-from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.errors import ConfigError
@@ -19,26 +17,6 @@ _ENV = "__env__"
 
 Spaces = tuple[gym.Space[Any] | None, gym.Space[Any] | None]  # of observations, of actions
 _ByAgent = Mapping[Any, gym.Space[Any]] | gym.spaces.Dict
-
-
-def multi_agent_setup(
-    config: SectionedConfig,
-    policies: Mapping[str, Any] | Collection[str] | None,
-    env: object,
-    spaces: Mapping[str, Spaces] | None,
-    default_policy_class: type | None,
-) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
-    """Completes the policies of a config; see `AlgorithmConfig.get_multi_agent_setup`."""
-    given = config.policies if policies is None else policy_specs(policies)
-    sources = _Sources(config, env, spaces or {})
-    specs = {}
-    for policy_id, spec in given.items():
-        policy_class = spec.policy_class or default_policy_class
-        own = spec.observation_space, spec.action_space
-        found = [sources.space(policy_id, i) if own[i] is None else own[i] for i in (0, 1)]
-        made = policy_config(config, policy_id, policy_class, spec.config or {})
-        specs[policy_id] = PolicySpec(policy_class, found[0], found[1], made)
-    return specs, as_predicate(config.policies_to_train)
 
 
 def policy_config(
@@ -73,7 +51,7 @@ def policy_config(
 
 
 @dataclass(frozen=True)
-class _Sources:
+class SpaceSources:
     """Where the spaces of policies that name none come from."""
 
     config: SectionedConfig

@@ -22,6 +22,7 @@ Spaces = tuple[Any, Any]  # of observations and of actions
 
 _NAMES = ("observation_space", "action_space")
 _DIFFERENCES = ("parts", "kind", "shape", "number of values", "dtype", "bounds")  # by weight
+_PLURALS = ("parts", "bounds")
 _OF_NUMBERS = ("dtype", "bounds")  # for which weights fit all the same
 _NESTED = (spaces.Dict, spaces.Tuple)
 _MOST_AGENTS = 4096  # that are remembered per policy
@@ -104,12 +105,8 @@ def require_trained_spaces(
             )
             raise SpaceError(
                 f"Policy {policy_id!r} was trained with the {name} {mine}, but the environment has "
-                f"{own}, with {_worded(what)}. {advice}."
+                f"{own}, with {'other' if what in _PLURALS else 'another'} {what}. {advice}."
             )
-
-
-def _worded(what: str) -> str:
-    return f"other {what}" if what in ("parts", "bounds") else f"another {what}"
 
 
 def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
@@ -132,15 +129,11 @@ def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
         return "kind"
     if one.shape != other.shape:
         return "shape"
-    if not isinstance(one, spaces.Box) and not np.array_equal(_counts(one), _counts(other)):
-        return "number of values"
+    if not isinstance(one, spaces.Box):
+        (first, last), (low, high) = _range(one), _range(other)
+        if not np.array_equal(last - first, high - low):
+            return "number of values"
     return "bounds" if one.dtype == other.dtype else "dtype"
-
-
-def _counts(space: Any) -> Any:
-    """Returns how many values each entry of a Discrete or its like has."""
-    low, high = _range(space)
-    return high - low
 
 
 def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False) -> bool:

@@ -19,7 +19,7 @@ from tfpolicies.envs.repairs import are_sound, unsound
 from tfpolicies.errors import ConfigError, ObservationError, SpaceError
 from tfpolicies.models.spaces import batch_leaves, leaves, nest
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker
+from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker, Table
 from tfpolicies.types import Structure
 
 Pipelines = tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]
@@ -62,8 +62,9 @@ class Connection:
         self._seats = seats
         self._space_of = space_of
         self._admitted: spaces.Space[Any] | None = None  # the space of the agent that came last
-        self._env_ids = np.zeros(0, np.int64)  # by seat
-        self._last: list[np.ndarray] = []  # by seat, leaves of what the environment gave last
+        # by seat: the environment, and the leaves of what that gave last
+        self._table = Table({"env_id": ((), np.int64)})
+        self._last: list[str] = []  # the names of these leaves
 
     # -- who is there -------------------------------------------------------------------------
 
@@ -77,10 +78,9 @@ class Connection:
         if self._stacker is None or space is not self._admitted:
             self._check(agent, space)
             self._admitted = space
-        if seat >= len(self._env_ids):
-            self._env_ids = _grown(self._env_ids, self._seats.capacity)
-            self._last = [_grown(leaf, self._seats.capacity) for leaf in self._last]
-        self._env_ids[seat] = env_id
+        if seat >= self._table.used:
+            self._table.append(seat + 1 - self._table.used)
+        self._table.columns["env_id"][seat] = env_id
 
     def _check(self, agent: Hashable, space: spaces.Space[Any] | None) -> None:
         """Checks that an agent's observations go in, and what the policy acts on comes out."""
@@ -113,12 +113,13 @@ class Connection:
             self._action.connect(policy.action_space)
         if self._stacker is None:
             self._stacker = Stacker(pipeline.space)
-            self._last = self._stacker.empty(0)
+            kinds = {leaf.name("obs"): (leaf.shape, leaf.dtype) for leaf in self._stacker.leaves}
+            self._table.add_columns(kinds)
+            self._last = list(kinds)
 
     def env_ids(self, seats: np.ndarray) -> np.ndarray:
         """Returns the environments of seats, int64 `[K]` both."""
-        env_ids: np.ndarray = self._env_ids[seats]
-        return env_ids
+        return self._table["env_id"].take(seats)
 
     def reset(self, env_ids: np.ndarray) -> None:
         """Forgets the episodes of environments, int64 `[K]`."""
@@ -140,9 +141,9 @@ class Connection:
             ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
         """
         taken = self._stacker.stacked(observed)
-        for leaf, rows in zip(self._last, taken, strict=True):
-            leaf[seats[: len(observed)]] = rows
-        return nest(self._agent.space, [leaf[seats] for leaf in self._last])  # type: ignore[union-attr]
+        for name, rows in zip(self._last, taken, strict=True):
+            self._table[name][seats[: len(observed)]] = rows
+        return nest(self._agent.space, [self._table[name][seats] for name in self._last])  # type: ignore[union-attr]
 
     def see(
         self, obs: Structure, seats: np.ndarray, rewards: np.ndarray | None
@@ -160,7 +161,7 @@ class Connection:
         """
         pipeline: Any = self._agent
         agents = self._seats.columns["agent_index"][seats]
-        step = pipeline(AgentStep(obs, self._env_ids[seats], rewards, agents))
+        step = pipeline(AgentStep(obs, self.env_ids(seats), rewards, agents))
         whose = f"the connectors of policy {self._rows.policy_id!r}"
         stacker = self._rows.stacker
         arrays = batch_leaves(stacker.leaves, step.obs, f"what {whose} give")
@@ -185,14 +186,7 @@ class Connection:
         if not self._action:
             return actions
         agents = self._seats.columns["agent_index"][seats]
-        return self._action(ActionStep(actions, self._env_ids[seats], agents)).actions
-
-
-def _grown(array: np.ndarray, length: int) -> np.ndarray:
-    """Returns an array with more rows, which are zero."""
-    grown = np.zeros((length, *array.shape[1:]), array.dtype)
-    grown[: len(array)] = array
-    return grown
+        return self._action(ActionStep(actions, self.env_ids(seats), agents)).actions
 
 
 def _form(space: gym.Space[Any]) -> list[tuple[Any, ...]]:

@@ -34,7 +34,7 @@ from tfpolicies.rollout.sampler import Sampler
 from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
 from tfpolicies.rollout.worker import Spaces
 from tfpolicies.rollout.worker_environments import make_worker_environments
-from tfpolicies.rollout.worker_policies import WorkerPolicies
+from tfpolicies.rollout.worker_policies import WorkerPolicies, select_ids
 from tfpolicies.rollout.worker_process import WorkerProcess
 from tfpolicies.storage.pickling import refuse_pickling
 
@@ -365,7 +365,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     def get_policies_to_train(self, batch: SampleBatch | MultiAgentBatch | None = None) -> set[str]:
         """Returns the ids of the policies that are trained on a batch."""
-        return self.policies.get_trained(batch)
+        return {pid for pid in self.policy_map if self.policies.trains(pid, batch)}
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
         """Returns the policy of that id, or None."""
@@ -394,7 +394,8 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
         """Returns the weights by policy id, of all policies or of the one or those named."""
-        return self.policies.get_weights(policies)
+        ids = select_ids(policies, list(self.policy_map))
+        return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
 
     def set_weights(
         self,

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.batch.layout import INFOS
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import follows_episodes
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
@@ -43,6 +44,7 @@ from tfpolicies.rollout.sampler import LONG, Goal, Played, Sampler, warn_long_ep
 from tfpolicies.rollout.timing import now
 
 _OF_ENV = ("rewards", "terminateds", "truncateds")
+_FINAL = "the environment's final observation"
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
 _NO_METRICS: Mapping[str, float] = {}
 _NONE = np.zeros(0, np.int64)
@@ -54,12 +56,11 @@ class _Buffer:
     Attributes:
         used: steps written.
         obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is reached.
-        columns: `[N, W, ...]` by name.
+        columns: `[N, W, ...]` by name; `infos` if somebody reads them.
         alive: bool `[N, W]`: False for rows that are no transition or were handed out before.
         has_dead: whether it is False for one of the rows written.
         finals: last observations of episodes that the environment reset at once:
             (t, environment indices, leaves).
-        infos: dicts `[N, W]`, of what the steps gave; None where nobody reads them.
         barred: (t, environment index) of steps whose info says not to learn from what ends there.
         lost: likewise of steps in which a life was lost, which ends an episode for learning.
     """
@@ -78,21 +79,19 @@ class _Buffer:
         self.alive = np.ones((num_envs, width), bool)
         self.has_dead = False
         self.finals: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
-        self.infos: np.ndarray | None = None
         self.barred: list[tuple[int, int]] = []
         self.lost: list[tuple[int, int]] = []
 
     def keep_infos(self) -> None:
         """Makes room for infos; there are none of the steps written so far."""
-        if self.infos is None:
-            self.infos = np.empty((self.num_envs, self.width), object)
-            self.infos[:, : self.used] = [[{} for _ in range(self.used)]] * self.num_envs
+        if INFOS not in self.columns:
+            infos = self.columns[INFOS] = np.empty((self.num_envs, self.width), object)
+            infos[:, : self.used] = [[{} for _ in range(self.used)]] * self.num_envs
 
     def has_infos(self) -> bool:
         """Whether one of the rows that were not handed out has something in its info."""
-        return self.infos is not None and any(
-            self.infos[:, : self.used][self.alive[:, : self.used]]
-        )
+        infos = self.columns.get(INFOS)
+        return infos is not None and any(infos[:, : self.used][self.alive[:, : self.used]])
 
     def marked(self, steps: Sequence[tuple[int, int]]) -> np.ndarray:
         """Returns where some steps `(t, environment index)` are, bool `[N, W]`."""
@@ -122,7 +121,7 @@ class _Buffer:
         Raises:
             UsageError: if the policy acted with other columns before.
         """
-        acted = self.columns.keys() - _OF_ENV
+        acted = self.columns.keys() - _OF_ENV - {INFOS}
         if not (acted or self.used):
             for name, array in columns.items():
                 shape = (self.num_envs, self.width, *array.shape[1:])
@@ -142,9 +141,6 @@ class _Buffer:
         new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
         new.barred = [(t - start, i) for t, i in self.barred if t >= start]
         new.lost = [(t - start, i) for t, i in self.lost if t >= start]
-        if self.infos is not None:
-            new.infos = np.empty((self.num_envs, width), object)
-            new.infos[:, : new.used] = self.infos[:, start : self.used]
         return new
 
     def fill(
@@ -294,7 +290,7 @@ class SingleAgentSampler(Sampler):
                 self._report_long_episodes(buffer)
                 buffer = buffer.moved(0, 2 * buffer.width)
             seen, (rewards, terminateds, truncateds) = buffer.places()
-            alive, infos = buffer.alive.swapaxes(0, 1), buffer.infos
+            alive, infos = buffer.alive.swapaxes(0, 1), buffer.columns.get(INFOS)
             known, kept = None, []
             steps = range(buffer.used, min(buffer.used + missing, buffer.width))
             with policy.driver.acting.prefetch_noise(len(steps) * envs.num_envs):
@@ -324,7 +320,8 @@ class SingleAgentSampler(Sampler):
                         np.logical_not(step.dead, alive[t])
                         buffer.has_dead = True
                     if step.final is not None:
-                        self._keep_final(buffer, step, t)
+                        last = batch_leaves(space_leaves, step.final[1], _FINAL)
+                        buffer.finals.append((t, step.final[0], last))
                     if step.lost is not None:
                         buffer.lost += [(t, i) for i in np.flatnonzero(step.lost).tolist()]
                     if step.broken is not None:
@@ -377,11 +374,6 @@ class SingleAgentSampler(Sampler):
             self.metrics.append(RolloutMetrics(episode_faulty=True))
             if self._follower is not None:
                 self._follower.broke(i, error)
-
-    def _keep_final(self, buffer: _Buffer, step: Step, t: int) -> None:
-        indices, last = step.final  # type: ignore[misc]
-        last_leaves = batch_leaves(self._leaves, last, "the environment's final observation")
-        buffer.finals.append((t, indices, last_leaves))
 
     def _missing_steps(self, buffer: _Buffer) -> int:
         """Returns how many steps a batch needs at least that are not in the buffer; 0: none."""
@@ -445,8 +437,8 @@ class SingleAgentSampler(Sampler):
             return rows.reshape((*shape, *rest))
 
         columns = {name: cut(column) for name, column in buffer.columns.items()}
-        if buffer.infos is not None:
-            columns[SampleBatch.INFOS] = cut(buffer.infos)
+        if INFOS in columns:
+            columns[INFOS] = columns.pop(INFOS)  # the last one, as columns are ordered in batches
         returns_before = self._running.returns
         ends = columns["terminateds"] | columns["truncateds"]
         columns.update(self._episode_columns(columns["rewards"], ends, taken))
@@ -525,7 +517,7 @@ class SingleAgentSampler(Sampler):
                 episode.total_reward = float(returns_before[index]) if goes_on else 0.0
             episode.length = int(steps[last]) + 1
             episode.total_reward += float(earned[rows].sum(dtype=np.float64))
-            episode.last_infos[SINGLE_AGENT] = columns[SampleBatch.INFOS][last]
+            episode.last_infos[SINGLE_AGENT] = columns[INFOS][last]
             reached = nest(self.envs.observation_space, [x[last] for x in collected.new_obs])
             episode.note({SINGLE_AGENT: reached}, rewards={SINGLE_AGENT: float(earned[last])})
             if not (found and found[-1] is episode):  # it had rows before a life was lost
@@ -656,7 +648,11 @@ class SingleAgentSampler(Sampler):
             return None
         return {
             "envs": states,
-            "columns": {name: c[:, : buffer.used].copy() for name, c in buffer.columns.items()},
+            "columns": {
+                name: column[:, : buffer.used].copy()
+                for name, column in buffer.columns.items()
+                if name != INFOS
+            },
             "obs": [leaf[:, : buffer.used + 1].copy() for leaf in buffer.obs],
             "alive": buffer.alive[:, : buffer.used].copy(),
             "finals": [(t, i.copy(), [x.copy() for x in last]) for t, i, last in buffer.finals],

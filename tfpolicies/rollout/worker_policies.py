@@ -362,16 +362,7 @@ class WorkerPolicies:
         """Whether a policy is trained on a batch."""
         return self.is_policy_to_train is None or self.is_policy_to_train(policy_id, batch)
 
-    def get_trained(self, batch: SampleBatch | MultiAgentBatch | None = None) -> set[str]:
-        """Returns the ids of the policies that are trained on a batch."""
-        return {policy_id for policy_id in self.policy_map if self.trains(policy_id, batch)}
-
-    # -- weights and counters -----------------------------------------------------------------
-
-    def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
-        """Returns the weights by policy id, of all policies or of the one or those named."""
-        ids = select_ids(policies, list(self.policy_map))
-        return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
+    # -- counters -----------------------------------------------------------------------------
 
     def set_global_vars(
         self, global_vars: Mapping[str, Any], policy_ids: Collection[str] | None = None
