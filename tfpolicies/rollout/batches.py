@@ -12,7 +12,7 @@ from tfpolicies.config.callbacks import DefaultCallbacks, overrides
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.policy.learning_batches import in_sequences, postprocessed
-from tfpolicies.rollout.collected import Collected, Trajectory, clipped_rewards
+from tfpolicies.rollout.collected import Collected, clipped_rewards
 from tfpolicies.rollout.running_returns import RunningReturns
 from tfpolicies.rollout.views import Lookback
 from tfpolicies.rollout.waiting import Waiting
@@ -90,10 +90,15 @@ class Postprocessor:
             )
         return found
 
-    def forget_waiting(self, trajectories: Collection[Trajectory]) -> None:
-        """Drops rows that wait for rows of some trajectories that will never come here."""
-        for waiting in self._waiting.values():
-            waiting.forget(trajectories)
+    def leave_out(self, sample: Collected, barred: np.ndarray) -> list[Collected]:
+        """Returns a sample without the trajectories whose last row is barred, bool `[R]`.
+
+        Rows of theirs that wait for later ones are dropped. Nothing is returned if nothing is left.
+        """
+        lost = [trajectory for trajectory, rows in sample.trajectories() if barred[rows.stop - 1]]
+        for waiting in self._waiting.values() if lost else ():
+            waiting.forget(lost)
+        return sample.without(barred)
 
     @property
     def holds_infos(self) -> bool:

@@ -157,19 +157,9 @@ class Ledger:
 
     def take(self, taken: np.ndarray, copies: Sequence[Copy]) -> list[Collected]:
         """Returns the rows of the records marked, bool `[K]`, by policy, and forgets them."""
-        barred = list(self.seats.barred)
-        used = taken & ~np.isin(self.records["unroll_id"], barred) if barred else taken
-        samples = [self._sample_of(rows, used, copies) for rows in self.rows.values()]
+        samples = [self._sample_of(rows, taken, copies) for rows in self.rows.values()]
         self.keep(~taken)
         return [sample for sample in samples if sample is not None]
-
-    def barred(self, taken: np.ndarray) -> set[tuple[int, ...]]:
-        """Returns the trajectories of which rows are among those marked, but must not be used."""
-        records, barred = self.records, list(self.seats.barred)
-        if not barred:
-            return set()
-        lost = np.flatnonzero(taken & np.isin(records["unroll_id"], barred))
-        return {(int(records["eps_id"][i]), int(records["agent_index"][i])) for i in lost}
 
     def _sample_of(
         self, rows: PolicyRows, taken: np.ndarray, copies: Sequence[Copy]

@@ -570,8 +570,10 @@ class MultiAgentSampler(Sampler):
 
     def _hand_out(self, taken: np.ndarray, env_steps: int) -> MultiAgentBatch:
         ledger = self._ledger
-        self._postprocessor.forget_waiting(ledger.barred(taken))
         samples = ledger.take(taken, self._copies)
+        if barred := list(ledger.seats.barred):
+            marked = ((x, np.isin(x.columns["unroll_id"], barred)) for x in samples)
+            samples = [kept for pair in marked for kept in self._postprocessor.leave_out(*pair)]
         batches = self._postprocessor.batches(samples, lambda: ledger.seats.who)
         if not self._complete:
             ledger.turn_pages(self._copies)
@@ -580,47 +582,35 @@ class MultiAgentSampler(Sampler):
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns what continues the running episodes, or None if that is not possible.
+    def _keeps_anything(self) -> bool:
+        """Whether callbacks follow episodes, infos wait, or connectors remember something."""
+        follows = follows_episodes(self._callbacks) or self._ledger.has_infos()
+        return follows or bool(self._connections.connected)
 
-        It is not where an environment cannot tell its state, and where callbacks follow single
-        episodes: what they keep with an episode may be anything; so may infos that wait. Nor is it
-        where a policy that plays has connectors: what they remember is not told. The policies'
-        states are apart.
-        """
-        untold = follows_episodes(self._callbacks) or self._ledger.has_infos()
-        untold = untold or self._postprocessor.holds_infos
-        untold = untold or bool(self._connections.connected)
-        states = None if untold else self.envs.get_state()
-        if states is None or not self._copies:
+    def _get_running(self) -> dict[str, Any] | None:
+        """Returns the running episodes; the policies' states are apart."""
+        if not self._copies:
             return None
         return {
-            "envs": states,
             "ledger": multi_agent_state.ledger_state(self._ledger),
             "copies": [multi_agent_state.copy_state(copy) for copy in self._copies],
             "ended": multi_agent_state.ended_state(self._ledger, self._copies),
             "finished": [[*done[:3], *metrics_state(done.metrics)] for done in self._finished],
             "steps": [self._env_steps.copy(), self._agent_steps.copy()],
             "episode_agent_steps": self._episode_agent_steps.copy(),
-            "pending": metrics_state(self.metrics),
-            "rng": self.rng.bit_generator.state,
-            **self._postprocessor.get_state(),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `get_state` was called.
+    def _set_running(self, state: Mapping[str, Any]) -> bool:
+        """Restores the running episodes.
 
-        Running episodes go on with the policies that they had, and map agents that come later by
-        the present mapping function. Where one of these policies is no longer there, or has
-        connectors now, or there are not as many copies, new episodes begin.
+        They go on with the policies that they had, and map agents that come later by the present
+        mapping function. Where one of these policies is no longer there, or has connectors now, or
+        there are not as many copies, they cannot be restored.
         """
         played = [self.policies.get(policy_id) for policy_id, _ in state["ledger"]["rows"]]
-        self.metrics = restored_metrics(state["pending"])
-        self.rng.bit_generator.state = state["rng"]
         others = any(policy is None or any(pipelines_of(policy)) for policy in played)
         if others or len(state["copies"]) != self.envs.num_envs:
-            self.reset(None)
-            return
+            return False
         ledger = self._new_ledger()
         multi_agent_state.restore_ledger(ledger, state["ledger"], self.policies)
         for rows in ledger.rows.values():
@@ -634,14 +624,13 @@ class MultiAgentSampler(Sampler):
             episode = self._new_episode(saved["env_index"], 0)
             multi_agent_state.restore_episode(episode, saved, ended=True)
             ledger.seats.who.update({unroll: (episode, agent) for unroll, agent in trajectories})
-        self.envs.set_state(state["envs"])
         self._finished = [
             _Finished(number, env, agent, restored_metrics(metrics))
             for number, env, agent, *metrics in state["finished"]
         ]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
-        self._postprocessor.set_state(state)
+        return True
 
 
 def _total(rewards: Mapping[Any, Any]) -> float:

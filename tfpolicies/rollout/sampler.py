@@ -18,6 +18,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import Episode, RolloutMetrics
+from tfpolicies.rollout.metrics import metrics_state, restored_metrics
 from tfpolicies.rollout.timing import StepTimes
 
 logger = logging.getLogger("tfpolicies")
@@ -185,10 +186,44 @@ class Sampler(abc.ABC):
             seeds: one for each environment; new episodes begin.
         """
 
-    @abc.abstractmethod
     def get_state(self) -> dict[str, Any] | None:
-        """Returns what continues the running episodes, or None if that is not possible."""
+        """Returns what continues the running episodes, or None if that is not possible.
+
+        It is not where no episodes run, an environment cannot tell its state, or somebody follows
+        single episodes: what they keep with an episode may be anything. So may infos that wait.
+        """
+        if self._keeps_anything() or self._postprocessor.holds_infos:
+            return None
+        states = self.envs.get_state()
+        running = None if states is None else self._get_running()
+        if running is None:
+            return None
+        return {
+            "envs": states,
+            "pending": metrics_state(self.metrics),
+            "rng": self.rng.bit_generator.state,
+            **running,
+            **self._postprocessor.get_state(),
+        }
 
     @abc.abstractmethod
+    def _keeps_anything(self) -> bool:
+        """Whether running episodes may have something with them that no file can hold."""
+
+    @abc.abstractmethod
+    def _get_running(self) -> dict[str, Any] | None:
+        """Returns the running episodes as plain values and arrays; None without any."""
+
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues where `get_state` was called."""
+        self.metrics = restored_metrics(state["pending"])
+        self.rng.bit_generator.state = state["rng"]
+        if self._set_running(state):
+            self.envs.set_state(state["envs"])
+            self._postprocessor.set_state(state)
+        else:
+            self.reset(None)
+
+    @abc.abstractmethod
+    def _set_running(self, state: Mapping[str, Any]) -> bool:
+        """Restores the running episodes; returns whether they could be."""

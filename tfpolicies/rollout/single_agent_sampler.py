@@ -38,7 +38,6 @@ from tfpolicies.rollout.episode import (
 )
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
-from tfpolicies.rollout.metrics import metrics_state, restored_metrics
 from tfpolicies.rollout.policy_connection import has_others, pipelines_of
 from tfpolicies.rollout.sampler import LONG, Goal, Played, Sampler, warn_long_episode
 from tfpolicies.rollout.timing import now
@@ -476,11 +475,7 @@ class SingleAgentSampler(Sampler):
         if not buffer.barred:
             return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
         barred = flat(cut(buffer.marked(buffer.barred)))
-        lost = [
-            trajectory for trajectory, rows in collected.trajectories() if barred[rows.stop - 1]
-        ]
-        self._postprocessor.forget_waiting(lost)
-        kept = collected.without(barred)
+        kept = self._postprocessor.leave_out(collected, barred)
         return MultiAgentBatch(self._postprocessor.batches(kept, who), ends.size)
 
     def _cut_at(self, columns: Mapping[str, np.ndarray], lost: np.ndarray) -> dict[str, np.ndarray]:
@@ -633,52 +628,36 @@ class SingleAgentSampler(Sampler):
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns what continues the running episodes, or None if that is not possible.
-
-        It is not where an environment cannot tell its state, and where somebody follows single
-        episodes: what they keep with an episode may be anything. So may infos that wait.
-        """
+    def _keeps_anything(self) -> bool:
         buffer = self._buffer
         waits = buffer is not None and (buffer.has_infos() or buffer.barred or buffer.lost)
-        waits = waits or self._postprocessor.holds_infos
-        untold = self._follower is not None or waits
-        states = None if untold else self.envs.get_state()
-        if states is None or buffer is None:
+        return self._follower is not None or bool(waits)
+
+    def _get_running(self) -> dict[str, Any] | None:
+        buffer = self._buffer
+        if buffer is None:
             return None
+        used = buffer.used
         return {
-            "envs": states,
-            "columns": {
-                name: column[:, : buffer.used].copy()
-                for name, column in buffer.columns.items()
-                if name != INFOS
-            },
-            "obs": [leaf[:, : buffer.used + 1].copy() for leaf in buffer.obs],
-            "alive": buffer.alive[:, : buffer.used].copy(),
+            "columns": {k: x[:, :used].copy() for k, x in buffer.columns.items() if k != INFOS},
+            "obs": [leaf[:, : used + 1].copy() for leaf in buffer.obs],
+            "alive": buffer.alive[:, :used].copy(),
             "finals": [(t, i.copy(), [x.copy() for x in last]) for t, i, last in buffer.finals],
             "running": tuple(part.copy() for part in self._running),
             "next_unroll": self._next_unroll,
-            "pending": metrics_state(self.metrics),
-            "rng": self.rng.bit_generator.state,
             "memory": self._memory_of(self._policy()).get_state(),
-            **self._postprocessor.get_state(),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `get_state` was called."""
+    def _set_running(self, state: Mapping[str, Any]) -> bool:
         used = state["alive"].shape[1]
-        buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
-        buffer.fill(state["columns"] if used else {}, state["obs"], state["alive"])
-        buffer.finals = list(state["finals"])
-        self.envs.set_state(state["envs"])
-        self._buffer = buffer
+        self._buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
+        self._buffer.fill(state["columns"] if used else {}, state["obs"], state["alive"])
+        self._buffer.finals = list(state["finals"])
         self._memory = None
         self._memory_of(self._policy()).set_state(state["memory"])
-        self._postprocessor.set_state(state)
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
-        self.metrics = restored_metrics(state["pending"])
-        self.rng.bit_generator.state = state["rng"]
+        return True
 
 
 def _of_finished_episodes(buffer: _Buffer) -> np.ndarray:
