@@ -214,7 +214,8 @@ class SingleAgentSampler(Sampler):
         self._connect(self._policy())
 
     def _running_ids(self) -> list[int]:
-        return list(map(int, self._running.ids))
+        ids: list[int] = self._running.ids.tolist()
+        return ids
 
     def _policy(self) -> Any:
         return self.policies.get(DEFAULT_POLICY_ID)
