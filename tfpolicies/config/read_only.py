@@ -84,7 +84,7 @@ def is_same(value: Setting, present: Setting) -> bool:
     """Whether two values are the same object, or equal plain ones of one type, also in dicts."""
     if value is present or type(value) is not type(present):
         return value is present
-    if is_dict(value) and is_dict(present):
+    if isinstance(value, dict) and isinstance(present, dict) and type(value) in _DICTS:
         same_keys = list(value) == list(present)
         return same_keys and is_same([*value.values()], [*present.values()])
     if isinstance(value, list | tuple) and isinstance(present, list | tuple):
@@ -113,7 +113,7 @@ def copied(value: Setting | PolicySpec) -> Any:
     """Returns `value` with plain dicts, lists and sets copied; what is in them stays the same."""
     if type(value) in PLAIN:
         return value
-    if is_dict(value):
+    if isinstance(value, dict) and type(value) in _DICTS:
         return {key: x if type(x) in PLAIN else copied(x) for key, x in value.items()}
     if isinstance(value, list):
         return [x if type(x) in PLAIN else copied(x) for x in value]
@@ -122,7 +122,7 @@ def copied(value: Setting | PolicySpec) -> Any:
 
 def in_dict(value: Setting | PolicySpec) -> Any:
     """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
-    if is_dict(value):
+    if isinstance(value, dict) and type(value) in _DICTS:
         return {key: x if type(x) in PLAIN else in_dict(x) for key, x in value.items()}
     if isinstance(value, PolicySpec):
         spaces = value.observation_space, value.action_space

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from tfpolicies.config.read_only import PLAIN
 from tfpolicies.errors import ConfigError
 from tfpolicies.types import Setting
 
@@ -42,6 +43,8 @@ def has_search_space(value: Setting) -> bool:
     (True, False)
     """
     if isinstance(value, Mapping):
-        return set(value) == {"grid_search"} or any(map(has_search_space, value.values()))
+        return set(value) == {"grid_search"} or any(
+            map(has_search_space, [x for x in value.values() if type(x) not in PLAIN])
+        )
     bases = inspect.getmro(type(value))
     return any(kind.__module__.startswith("ray.tune.search") for kind in bases)
