@@ -203,6 +203,14 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         """The seed of this worker, None if the config has none; see `EpisodeSeeds`."""
         return self.seeds.worker_seed
 
+    @property
+    def total_rollout_fragment_length(self) -> int:
+        """The steps of one `sample()` over all environments, as `count_steps_by` counts them."""
+        envs: int = self.config.num_envs_per_worker
+        if self.environments is not None:
+            envs = self.environments.num_envs
+        return self.config.fragment_length(envs, self.worker_index) * envs
+
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; rows not handed out yet are dropped."""
         sampler = self._require_sampler()

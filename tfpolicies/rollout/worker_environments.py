@@ -108,19 +108,14 @@ def make_worker_environments(
 
     if config.in_evaluation and is_instance(source):
         require_alone(source, 1, 0, evaluates=True)
-    began = time.perf_counter()
-    checks = {
-        "checked": not config.disable_env_checking,
-        "may_be_none": bool(worker.spaces),
-    }
+    began, count = time.perf_counter(), config.num_envs_per_worker
+    checks = {"checked": not config.disable_env_checking, "may_be_none": bool(worker.spaces)}
     made: Environments | MultiAgentEnvironments | None
     if config.env_processes:
-        numbers = config.num_envs_per_worker, config.env_processes
+        numbers = count, config.env_processes
         made = make_process_environments(source, *numbers, context, on_created, **checks)
     else:
-        made = make_any_environments(
-            source, config.num_envs_per_worker, context, on_created, **checks
-        )
+        made = make_any_environments(source, count, context, on_created, **checks)
     worker.seconds_to_make = time.perf_counter() - began
     if isinstance(made, ProcessEnvironments):
         worker.seconds_to_make = made.seconds_to_make
