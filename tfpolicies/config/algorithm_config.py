@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from gymnasium.vector import VectorEnv
+
 from tfpolicies.config import run_sections, sections
 from tfpolicies.config.dialect import ALIASES, CONSTANTS, GUESTS
 from tfpolicies.config.multi_agent import MultiAgent, as_predicate, policy_specs
@@ -13,11 +15,16 @@ from tfpolicies.config.multi_agent_setup import Spaces, SpaceSources, policy_con
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.envs.making import check_process_count, is_instance, require_alone
+from tfpolicies.envs.multi_agent_env import MultiAgentEnv
+from tfpolicies.envs.vector import SteppedTogether
 from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches, show_value
 from tfpolicies.models.spaces import MASK
 from tfpolicies.types import Setting
 
 logger = logging.getLogger("tfpolicies")
+
+EnvSource = Setting | MultiAgentEnv | SteppedTogether | VectorEnv[Any, Any, Any]
+"""What `environment` takes: a name, a class, a creator or an environment."""
 
 
 class _NotProvided:
@@ -75,7 +82,7 @@ class AlgorithmConfig(SectionedConfig):
 
     # -- the fluent methods -------------------------------------------------------------------
 
-    def environment(self, env: Setting = _NOT_PROVIDED, **settings: Setting) -> AlgorithmConfig:
+    def environment(self, env: EnvSource = _NOT_PROVIDED, **settings: Setting) -> AlgorithmConfig:
         """Sets what is acted in; see `sections.Environment` for the settings.
 
         `render_env`, `is_atari` and `auto_wrap_old_gym_envs` are accepted at their defaults, like
@@ -252,7 +259,7 @@ class AlgorithmConfig(SectionedConfig):
         self,
         *,
         policies: Mapping[str, Any] | Collection[str] | None = None,
-        env: Setting = None,
+        env: EnvSource = None,
         spaces: Mapping[str, Spaces] | None = None,
         default_policy_class: type | None = None,
     ) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
@@ -464,7 +471,9 @@ class AlgorithmConfig(SectionedConfig):
         length = 10 if duration == "auto" else -(-duration // workers)
         return made.rollouts(batch_mode="truncate_episodes", rollout_fragment_length=length)
 
-    def build(self, env: Setting = None, logger_creator: None = None, use_copy: bool = True) -> Any:
+    def build(
+        self, env: EnvSource = None, logger_creator: None = None, use_copy: bool = True
+    ) -> Any:
         """Builds the algorithm.
 
         Args:
@@ -513,5 +522,5 @@ class AlgorithmConfig(SectionedConfig):
         return self.algo_class
 
 
-def _with(name: str, value: Setting, settings: dict[str, Any]) -> dict[str, Any]:
+def _with(name: str, value: EnvSource, settings: dict[str, Any]) -> dict[str, Any]:
     return settings if value is _NOT_PROVIDED else {name: value, **settings}

@@ -75,7 +75,11 @@ class Postprocessor:
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
         told = {x.policy_id for x in samples if calls_back or x.learning.postprocesses_trajectories}
         known = who() if told else {}
-        samples = [self._with_those_that_waited(sample) for sample in samples]
+        waiting = self._waiting
+        samples = [
+            waiting[sample.policy_id].join(sample) if sample.policy_id in waiting else sample
+            for sample in samples
+        ]
         originals = self._originals(samples, known) if told else {}
         found = {}
         for sample in samples:
@@ -104,10 +108,6 @@ class Postprocessor:
     def holds_infos(self) -> bool:
         """Whether a row that waits has something in its info."""
         return any(waiting.holds_infos for waiting in self._waiting.values())
-
-    def _with_those_that_waited(self, sample: Collected) -> Collected:
-        waiting = self._waiting.get(sample.policy_id)
-        return sample if waiting is None else waiting.join(sample)
 
     def _ready(self, sample: Collected) -> Collected:
         """Returns the rows that need not wait for later ones, postprocessed if that is for all."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.algorithm_config import AlgorithmConfig, EnvSource
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import (
     ActionConnectorPipeline,
@@ -31,7 +31,6 @@ from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
 from tfpolicies.rollout.worker import Worker
-from tfpolicies.types import Setting
 
 _STEPS = 3  # that are played of an environment before training
 _MOST_SECONDS = 1.0  # an environment that takes longer to make is not made once more
@@ -76,7 +75,7 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
 
 def make_worker_environments(
     worker: Worker,
-    source: Setting,
+    source: EnvSource,
     context: EnvContext,
     validate_env: Callable[[Any, EnvContext], None] | None,
 ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
@@ -173,7 +172,7 @@ def check_environment(worker: Worker) -> None:
 
 
 def _require_fitting(
-    made: Environments | MultiAgentEnvironments, source: Setting, config: AlgorithmConfig
+    made: Environments | MultiAgentEnvironments, source: EnvSource, config: AlgorithmConfig
 ) -> None:
     if not isinstance(made, MultiAgentEnvironments) and config.is_multi_agent():
         raise ConfigError(
