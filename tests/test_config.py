@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import dataclasses
 import pickle
 
 import gymnasium as gym
@@ -19,9 +20,11 @@ from tfpolicies import (
     PolicySpec,
     PPOConfig,
 )
+from tfpolicies.config.setting import Section, setting
 from tfpolicies.connectors import FrameStack
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.rules import AMOUNT
 
 CONFIGS = [AlgorithmConfig, PPOConfig, PGConfig]
 
@@ -716,3 +719,34 @@ def test_spaces_are_settings_like_others():
     config = AlgorithmConfig().environment(observation_space=space)
     assert config.observation_space == space
     assert AlgorithmConfig.from_dict(config.to_dict()) == config
+
+
+def test_what_is_written_into_a_copy_is_in_no_other_config():
+    first = PPOConfig().training(model={"fcnet_hiddens": [8, 8]})
+    twin = first.copy(copy_frozen=False)
+    twin.model["fcnet_hiddens"] = [4]
+    twin.env_config["size"] = 3
+    twin.to_dict()["model"]["fcnet_hiddens"].append(1)
+    settings = twin.settings_for(PPOConfig)
+    settings["model"]["fcnet_hiddens"].append(1)
+    settings["tf_session_args"]["gpu_options"]["allow_growth"] = False
+    assert first.model["fcnet_hiddens"] == [8, 8]
+    assert twin.model["fcnet_hiddens"] == [4]
+    assert first.env_config == PPOConfig().env_config == {}
+    assert PPOConfig().tf_session_args["gpu_options"] == {"allow_growth": True}
+
+
+def test_an_equal_value_of_another_type_is_checked_all_the_same():
+    config = PPOConfig().training(model={"vf_share_layers": False})
+    with pytest.raises(ConfigError, match="vf_share_layers"):
+        config.training(model={**config.model, "vf_share_layers": 0.0})
+
+
+def test_an_invalid_default_of_a_section_is_refused_each_time():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Wrong(Section):
+        rate: float = setting(-1.0, AMOUNT)
+
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"rate must be a number >= 0, got -1\.0"):
+            Wrong()

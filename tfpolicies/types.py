@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 import numpy as np
 
 if TYPE_CHECKING:
+    import gymnasium as gym
     import tensorflow as tf
 
 Scalar: TypeAlias = "bool | int | float | np.generic"
@@ -41,8 +42,10 @@ Setting: TypeAlias = Union[
     np.ndarray,
     type,
     Callable[..., object],
+    "gym.Space[object]",
+    "gym.Env[object, object]",
     "Sequence[Setting]",
     "Mapping[str, Setting]",
     None,
 ]
-"""What a setting of a config may be: a plain value, a class, a function, or these nested."""
+"""What a setting of a config may be: a plain value, a class, function, space, or these nested."""

@@ -15,8 +15,12 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.reporting.machine import MachineLoad
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.metrics import summarize_episodes, summarize_recent_returns
-from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+from tfpolicies.rollout.metrics import (
+    metrics_state,
+    restored_metrics,
+    summarize_episodes,
+    summarize_recent_returns,
+)
 
 _RECENT_STEPS = 10_000  # environment steps of the episodes that count as recent, at most ...
 _RECENT_SHARE = 5  # ... or one of so many parts of the run so far; an iteration counts as a whole

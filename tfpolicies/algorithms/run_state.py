@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.rollout.metrics_state import restored_metrics
+from tfpolicies.rollout.metrics import restored_metrics
 from tfpolicies.storage.array_places import put_arrays
 from tfpolicies.storage.checkpoint import Checkpoint
 from tfpolicies.storage.generator_json import decode_generator

@@ -61,7 +61,7 @@ from tfpolicies.algorithms.off_policy import (
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
-from tfpolicies.config.setting import setting, told_of
+from tfpolicies.config.setting import get_metadata, setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
@@ -351,7 +351,7 @@ class SACTraining(OffPolicyTraining):
     train_batch_size: int = 256
     model: Mapping[str, Any] = setting({**MODEL_DEFAULTS, "fcnet_activation": "relu"})
     q_model_config: Mapping[str, Any] = setting(  # the critics'
-        {**MODEL_DEFAULTS, "fcnet_activation": "relu"}, **told_of(OffPolicyTraining)["model"]
+        {**MODEL_DEFAULTS, "fcnet_activation": "relu"}, **get_metadata(OffPolicyTraining)["model"]
     )
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square

@@ -6,19 +6,25 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import gymnasium as gym
+from gymnasium.vector import VectorEnv
 
 from tfpolicies.config import run_sections, sections
 from tfpolicies.config.dialect import ALIASES, CONSTANTS, GUESTS
-from tfpolicies.config.multi_agent import MultiAgent
-from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
+from tfpolicies.config.multi_agent import MultiAgent, as_predicate, policy_specs
+from tfpolicies.config.multi_agent_setup import Spaces, SpaceSources, policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.envs.making import check_process_count, is_instance, require_alone
+from tfpolicies.envs.multi_agent_env import MultiAgentEnv
+from tfpolicies.envs.vector import SteppedTogether
 from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches, show_value
 from tfpolicies.models.spaces import MASK
+from tfpolicies.types import Setting
 
 logger = logging.getLogger("tfpolicies")
+
+EnvSource = Setting | MultiAgentEnv | SteppedTogether | VectorEnv[Any, Any, Any]
+"""What `environment` takes: a name, a class, a creator or an environment."""
 
 
 class _NotProvided:
@@ -76,7 +82,7 @@ class AlgorithmConfig(SectionedConfig):
 
     # -- the fluent methods -------------------------------------------------------------------
 
-    def environment(self, env: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
+    def environment(self, env: EnvSource = _NOT_PROVIDED, **settings: Setting) -> AlgorithmConfig:
         """Sets what is acted in; see `sections.Environment` for the settings.
 
         `render_env`, `is_atari` and `auto_wrap_old_gym_envs` are accepted at their defaults, like
@@ -84,7 +90,7 @@ class AlgorithmConfig(SectionedConfig):
         """
         return self._change("environment", _with("env", env, settings))
 
-    def rollouts(self, **settings: Any) -> AlgorithmConfig:
+    def rollouts(self, **settings: Setting) -> AlgorithmConfig:
         """Sets how experience is collected; see `sections.Rollouts`.
 
         Settings of `fault_tolerance` are taken too, with a warning.
@@ -94,7 +100,7 @@ class AlgorithmConfig(SectionedConfig):
             logger.warning("%s: a setting of `fault_tolerance()` now.", ", ".join(moved))
         return self._change("rollouts", settings)
 
-    def env_runners(self, **settings: Any) -> AlgorithmConfig:
+    def env_runners(self, **settings: Setting) -> AlgorithmConfig:
         """Is `rollouts` under its later name; takes `num_env_runners` and the like too.
 
         With it came settings of `exploration` and `resources`: `explore`, `exploration_config`,
@@ -102,65 +108,67 @@ class AlgorithmConfig(SectionedConfig):
         """
         return self._change("env_runners", settings, "rollouts")
 
-    def training(self, **settings: Any) -> AlgorithmConfig:
+    def training(self, **settings: Setting) -> AlgorithmConfig:
         """Sets how policies learn; see the algorithm's training section.
 
         `model` may be a dict of model settings, a `keras.Model`, or a factory of one.
         """
         return self._change("training", settings)
 
-    def framework(self, framework: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
+    def framework(
+        self, framework: str | None = _NOT_PROVIDED, **settings: Setting
+    ) -> AlgorithmConfig:
         """Sets how policies run; see `sections.Framework`. None is the default, "tf2"."""
         return self._change("framework", _with("framework", framework, settings))
 
-    def resources(self, **settings: Any) -> AlgorithmConfig:
+    def resources(self, **settings: Setting) -> AlgorithmConfig:
         """Sets what hardware is used; see `run_sections.Resources`."""
         return self._change("resources", settings)
 
-    def fault_tolerance(self, **settings: Any) -> AlgorithmConfig:
+    def fault_tolerance(self, **settings: Setting) -> AlgorithmConfig:
         """Sets what follows when something fails; see `run_sections.FaultTolerance`."""
         return self._change("fault_tolerance", settings)
 
-    def exploration(self, **settings: Any) -> AlgorithmConfig:
+    def exploration(self, **settings: Setting) -> AlgorithmConfig:
         """Sets whether policies explore; see `sections.Exploration`."""
         return self._change("exploration", settings)
 
-    def evaluation(self, **settings: Any) -> AlgorithmConfig:
+    def evaluation(self, **settings: Setting) -> AlgorithmConfig:
         """Sets how policies are evaluated; see `run_sections.Evaluation`."""
         return self._change("evaluation", settings)
 
-    def debugging(self, **settings: Any) -> AlgorithmConfig:
+    def debugging(self, **settings: Setting) -> AlgorithmConfig:
         """Sets seed, log level and what follows on NaN; see `run_sections.Debugging`."""
         return self._change("debugging", settings)
 
-    def reporting(self, **settings: Any) -> AlgorithmConfig:
+    def reporting(self, **settings: Setting) -> AlgorithmConfig:
         """Sets what an iteration is; see `run_sections.Reporting`."""
         return self._change("reporting", settings)
 
-    def checkpointing(self, **settings: Any) -> AlgorithmConfig:
+    def checkpointing(self, **settings: Setting) -> AlgorithmConfig:
         """Sets what happens at checkpoints; see `run_sections.Checkpointing`."""
         return self._change("checkpointing", settings)
 
-    def python_environment(self, **settings: Any) -> AlgorithmConfig:
+    def python_environment(self, **settings: Setting) -> AlgorithmConfig:
         """Sets variables of remote workers; see `run_sections.PythonEnvironment`."""
         return self._change("python_environment", settings)
 
-    def offline_data(self, **settings: Any) -> AlgorithmConfig:
+    def offline_data(self, **settings: Setting) -> AlgorithmConfig:
         """Takes RLlib's settings for recorded experience, at their defaults only.
 
         Batches come from environments here, and are not read from or written to files.
         """
         return self._change("offline_data", settings)
 
-    def api_stack(self, **settings: Any) -> AlgorithmConfig:
+    def api_stack(self, **settings: Setting) -> AlgorithmConfig:
         """Takes newer RLlib's switches for its other stack, if they are off: there is one here."""
         return self._change("api_stack", settings)
 
-    def rl_module(self, **settings: Any) -> AlgorithmConfig:
+    def rl_module(self, **settings: Setting) -> AlgorithmConfig:
         """Takes what switches on RLlib's other stack, if it is off; see `api_stack`."""
         return self._change("rl_module", settings)
 
-    def experimental(self, **settings: Any) -> AlgorithmConfig:
+    def experimental(self, **settings: Setting) -> AlgorithmConfig:
         """Sets what few policy classes need; see `run_sections.Experimental`."""
         return self._change("experimental", settings)
 
@@ -178,10 +186,10 @@ class AlgorithmConfig(SectionedConfig):
         policy_states_are_swappable: bool = _NOT_PROVIDED,
         observation_fn: Callable[..., Mapping[Any, Any]] | None = _NOT_PROVIDED,
         count_steps_by: str = _NOT_PROVIDED,
-        algorithm_config_overrides_per_module: Any = -1,
-        replay_mode: Any = -1,
-        policy_map_cache: Any = -1,
-        **unknown: Any,
+        algorithm_config_overrides_per_module: int = -1,
+        replay_mode: int = -1,
+        policy_map_cache: int = -1,
+        **unknown: Setting,
     ) -> AlgorithmConfig:
         """Sets which policies there are, for which agents they act, and which of them learn.
 
@@ -240,14 +248,19 @@ class AlgorithmConfig(SectionedConfig):
 
     def is_multi_agent(self) -> bool:
         """Whether there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
-        return set(self._sections["multi_agent"].policies) != {DEFAULT_POLICY_ID}
+        return set(self._policies) != {DEFAULT_POLICY_ID}
+
+    @property
+    def _policies(self) -> Mapping[str, PolicySpec]:
+        policies: Mapping[str, PolicySpec] = vars(self._sections["multi_agent"])["policies"]
+        return policies
 
     def get_multi_agent_setup(
         self,
         *,
         policies: Mapping[str, Any] | Collection[str] | None = None,
-        env: Any = None,
-        spaces: Mapping[str, tuple[gym.Space | None, gym.Space | None]] | None = None,
+        env: EnvSource = None,
+        spaces: Mapping[str, Spaces] | None = None,
         default_policy_class: type | None = None,
     ) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
         """Returns the policies as complete specs, and what says which of them are trained.
@@ -274,7 +287,17 @@ class AlgorithmConfig(SectionedConfig):
             ConfigError: for a space that nobody names, a policy whose agents have different spaces,
                 or an invalid override.
         """
-        return multi_agent_setup(self, policies, env, spaces, default_policy_class)
+        sources = SpaceSources(self, env, spaces or {})
+        specs = {}
+        for policy_id, spec in (
+            self.policies if policies is None else policy_specs(policies)
+        ).items():
+            policy_class = spec.policy_class or default_policy_class
+            own = spec.observation_space, spec.action_space
+            both = [sources.space(policy_id, i) if own[i] is None else own[i] for i in (0, 1)]
+            config = policy_config(self, policy_id, policy_class, spec.config or {})
+            specs[policy_id] = PolicySpec(policy_class, both[0], both[1], config)
+        return specs, as_predicate(self.policies_to_train)
 
     def settings_for(self, config_class: type[AlgorithmConfig]) -> dict[str, Any]:
         """Returns the settings that a policy with another config class takes from this config.
@@ -285,7 +308,7 @@ class AlgorithmConfig(SectionedConfig):
         """
         mine = isinstance(self, config_class)
         settings = self._as_dict("multi_agent") if mine else self._changed("multi_agent")
-        known = config_class()
+        known = config_class()._layout.readable
         return {key: value for key, value in settings.items() if key in known}
 
     def copy_for_policy(self) -> AlgorithmConfig:
@@ -316,7 +339,7 @@ class AlgorithmConfig(SectionedConfig):
         except ConfigError:
             return object
 
-    def _multi_agent_settings(self, nested: Any) -> dict[str, Any]:
+    def _multi_agent_settings(self, nested: object) -> dict[str, Any]:
         if not isinstance(nested, Mapping):
             raise ConfigError(f"multiagent must be a dict of settings, got {nested!r}.")
         known = [name for name, home in self._homes.items() if home == "multi_agent"]
@@ -353,7 +376,7 @@ class AlgorithmConfig(SectionedConfig):
         self._validate_evaluation()
 
     def _validate_mask(self) -> None:
-        policies = self._sections["multi_agent"].policies.values()
+        policies = self._policies.values()
         models = [self.model, *[(spec.config or {}).get("model") or {} for spec in policies]]
         has_custom = any(isinstance(x, Mapping) and x.get("custom_model") for x in models)
         if self.action_mask_key != MASK and not has_custom:
@@ -367,7 +390,7 @@ class AlgorithmConfig(SectionedConfig):
     def _validate_connectors(self) -> None:
         if self.enable_connectors:
             return
-        policies = self._sections["multi_agent"].policies
+        policies = self._policies
         own = {f" of policies[{pid!r}]": spec.config or {} for pid, spec in policies.items()}
         for whose, settings in {"": self, **own}.items():
             for name in sections.CONNECTORS:
@@ -398,7 +421,7 @@ class AlgorithmConfig(SectionedConfig):
             )
 
     def _validate_policies(self) -> None:
-        trained, policies = self.policies_to_train, self._sections["multi_agent"].policies
+        trained, policies = self.policies_to_train, self._policies
         unknown = (
             [x for x in trained if x not in policies] if isinstance(trained, Collection) else []
         )
@@ -448,7 +471,9 @@ class AlgorithmConfig(SectionedConfig):
         length = 10 if duration == "auto" else -(-duration // workers)
         return made.rollouts(batch_mode="truncate_episodes", rollout_fragment_length=length)
 
-    def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
+    def build(
+        self, env: EnvSource = None, logger_creator: None = None, use_copy: bool = True
+    ) -> Any:
         """Builds the algorithm.
 
         Args:
@@ -497,5 +522,5 @@ class AlgorithmConfig(SectionedConfig):
         return self.algo_class
 
 
-def _with(name: str, value: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def _with(name: str, value: EnvSource, settings: dict[str, Any]) -> dict[str, Any]:
     return settings if value is _NOT_PROVIDED else {name: value, **settings}

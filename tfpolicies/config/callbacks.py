@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tfpolicies.errors import near_matches
 from tfpolicies.marks import for_place
 
 logger = logging.getLogger("tfpolicies")
+
+
+Arg: TypeAlias = Any
+"""An object of a subpackage above this one, such as a worker: an override may name its class."""
 
 
 @for_place("callbacks")
@@ -20,77 +24,77 @@ class DefaultCallbacks:
     about single episodes cost time only if they are overridden.
     """
 
-    def on_algorithm_init(self, *, algorithm: Any) -> None:
+    def on_algorithm_init(self, *, algorithm: Arg) -> None:
         """Is called when an algorithm is built."""
 
-    def on_create_policy(self, *, policy_id: str, policy: Any) -> None:
+    def on_create_policy(self, *, policy_id: str, policy: Arg) -> None:
         """Is called when a worker made a policy.
 
         Connectors can be put into its rows: `policy.action_connectors.append(...)`.
         """
 
     def on_sub_environment_created(
-        self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int
+        self, *, worker: Arg, sub_environment: Arg, env_context: Arg, env_index: int
     ) -> None:
         """Is called when a worker made an environment."""
 
     def on_episode_created(
-        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
     ) -> None:
         """Is called when an episode is about to begin."""
 
     def on_episode_start(
-        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
     ) -> None:
         """Is called when an episode has its first observation."""
 
     def on_episode_step(
-        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
     ) -> None:
         """Is called after each step of an episode."""
 
     def on_episode_end(
-        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
     ) -> None:
         """Is called when an episode ended."""
 
     def on_postprocess_trajectory(
         self,
         *,
-        worker: Any,
-        episode: Any,
+        worker: Arg,
+        episode: Arg,
         agent_id: Hashable,
         policy_id: str,
-        policies: Any,
-        postprocessed_batch: Any,
-        original_batches: Mapping[Any, Any],
+        policies: Arg,
+        postprocessed_batch: Arg,
+        original_batches: Mapping[Hashable, tuple[Arg, ...]],
     ) -> None:
         """Is called with each trajectory after its postprocessing."""
 
-    def on_sample_end(self, *, worker: Any, samples: Any) -> None:
+    def on_sample_end(self, *, worker: Arg, samples: Arg) -> None:
         """Is called with each batch that `sample()` is about to return."""
 
-    def on_learn_on_batch(self, *, policy: Any, train_batch: Any, result: dict[str, Any]) -> None:
+    def on_learn_on_batch(self, *, policy: Arg, train_batch: Arg, result: dict[str, Any]) -> None:
         """Is called before an update; what it writes to `result` becomes `custom_metrics`."""
 
-    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
+    def on_train_result(self, *, algorithm: Arg, result: dict[str, Any]) -> None:
         """Called with the result of each training iteration; what it returns stops nothing."""
 
-    def on_evaluate_start(self, *, algorithm: Any) -> None:
+    def on_evaluate_start(self, *, algorithm: Arg) -> None:
         """Is called before an evaluation."""
 
-    def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
+    def on_evaluate_end(self, *, algorithm: Arg, evaluation_metrics: dict[str, Any]) -> None:
         """Is called with what `Algorithm.evaluate` is about to return, `{"evaluation": {...}}`.
 
         What it writes there becomes part of the result.
         """
 
     def on_workers_recreated(
-        self, *, algorithm: Any, worker_set: Any, worker_ids: list[int], is_evaluation: bool
+        self, *, algorithm: Arg, worker_set: Arg, worker_ids: list[int], is_evaluation: bool
     ) -> None:
         """Is called when remote workers were made anew in the place of those that had failed."""
 
-    def on_checkpoint_loaded(self, *, algorithm: Any) -> None:
+    def on_checkpoint_loaded(self, *, algorithm: Arg) -> None:
         """Is called when an algorithm was restored."""
 
 
@@ -165,19 +169,23 @@ def joined_callbacks(parts: Sequence[DefaultCallbacks]) -> DefaultCallbacks:
     return _calling_all([type(part) for part in parts], lambda: list(parts))()
 
 
+class _MultiCallbacks(DefaultCallbacks):
+    parts: list[DefaultCallbacks]
+
+
 def _calling_all(
     kinds: Sequence[type[DefaultCallbacks]], make_parts: Callable[[], list[DefaultCallbacks]]
 ) -> type[DefaultCallbacks]:
     """Returns a class whose methods call those of its parts; it has those that a kind overrides."""
 
-    def calls_all(name: str) -> Any:
-        def method(self: Any, **arguments: Any) -> Any:
+    def calls_all(name: str) -> Callable[..., bool | None]:
+        def method(self: _MultiCallbacks, **arguments: object) -> bool | None:
             results = [getattr(part, name)(**arguments) for part in self.parts]
             return False if any(result is False for result in results) else None
 
         return method
 
-    def init(self: Any) -> None:
+    def init(self: _MultiCallbacks) -> None:
         self.parts = make_parts()
 
     methods = {
@@ -185,4 +193,4 @@ def _calling_all(
         for name, own in vars(DefaultCallbacks).items()
         if name.startswith("on_") and any(getattr(kind, name) is not own for kind in kinds)
     }
-    return type("MultiCallbacks", (DefaultCallbacks,), {"__init__": init, **methods})
+    return type("MultiCallbacks", (_MultiCallbacks,), {"__init__": init, **methods})

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.porting_tables import LATER_SETTINGS, codes, read_table
+from tfpolicies.types import Setting
 
 logger = logging.getLogger("tfpolicies")
 
@@ -115,7 +116,7 @@ CONSTANTS: Mapping[str, Constant] = _read_constants()
 """By name."""
 
 
-def require_constant(name: str, value: Any) -> None:
+def require_constant(name: str, value: Setting) -> None:
     """Raises a `ConfigError` unless a constant setting is given its value, or a harmless one."""
     constant = CONSTANTS[name]
     if any(_same(value, accepted) for accepted in (constant.value, *constant.harmless)):
@@ -127,6 +128,6 @@ def require_constant(name: str, value: Any) -> None:
     raise ConfigError(f"{name} must be {constant.value!r} here, got {value!r}: {constant.why}.")
 
 
-def _same(value: Any, accepted: Any) -> bool:
+def _same(value: Setting, accepted: Setting) -> bool:
     kinds = {type(value), type(accepted)}
     return value is accepted or ((len(kinds) == 1 or kinds == {int, float}) and value == accepted)

@@ -24,6 +24,7 @@ from tfpolicies.porting_tables import (
     find_required_import,
     read_table,
 )
+from tfpolicies.types import Setting
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -136,13 +137,13 @@ def answering(
     return decorate
 
 
-def missing_attribute(owner: Any, name: str) -> str:
+def missing_attribute(owner: object, name: str) -> str:
     """Returns the message of an `AttributeError` about a method of another library, or any name."""
     hint = f". {_methods()[name]}" if name in _methods() else ""
     return f"{describe_missing(owner, name)}{hint}"
 
 
-def check_recorded_statistics(view: Any) -> None:
+def check_recorded_statistics(view: object) -> None:
     """Checks that a loss keeps no statistics in attributes, as RLlib's do.
 
     Args:
@@ -162,7 +163,7 @@ def check_recorded_statistics(view: Any) -> None:
     )
 
 
-def positional_config(algorithm: str, given: Any) -> str:
+def positional_config(algorithm: str, given: object) -> str:
     """Returns what to write where an algorithm was called as those of Stable-Baselines3 are."""
     return (
         f"{algorithm} takes a config, got {given!r:.100}. Write {algorithm}Config()"
@@ -171,7 +172,7 @@ def positional_config(algorithm: str, given: Any) -> str:
     )
 
 
-def callback_hint(given: Any) -> str:
+def callback_hint(given: object) -> str:
     """Returns what to write for a callback of Keras or Stable-Baselines3; "" for other objects.
 
     >>> class TensorBoard:
@@ -206,7 +207,7 @@ def optimizer_settings(given: Any) -> str | None:
     return f"lr={rate!r}, optimizer={ {'type': kind.__name__.lower(), **changed}!r}"
 
 
-def rate_hint(lr: Any) -> str:
+def rate_hint(lr: Setting) -> str:
     """Returns what to write for a learning rate of another form; "" if there is no answer.
 
     >>> rate_hint("lin_1e-3")
@@ -227,8 +228,8 @@ def described_schedule(lr: Any) -> Any:
     What is no such schedule is returned as it is.
     """
     kind = type(lr)
-    is_schedule = any(base.__name__ == "LearningRateSchedule" for base in kind.__mro__)
-    if not is_schedule or not kind.__module__.startswith("keras."):
+    is_schedule = any(base.__name__ == "LearningRateSchedule" for base in inspect.getmro(kind))
+    if not (is_schedule and kind.__module__.startswith("keras.")):
         return lr
     return _schedule(kind.__name__, lr.get_config())
 
@@ -238,7 +239,7 @@ def _schedule(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": kind, **{name: _plain(x) for name, x in kept.items()}}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Setting) -> Any:
     """Returns numbers as Python has them, which may come as those of NumPy or as tensors."""
     if value is None or isinstance(value, bool | int | str):
         return value

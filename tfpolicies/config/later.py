@@ -19,7 +19,7 @@ class _Later:
     def __set_name__(self, owner: type, name: str) -> None:
         self._module = owner.__module__
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         found = self._found()
         if found is None:  # no AttributeError: who asks would be told that there is no attribute
             raise UsageError(

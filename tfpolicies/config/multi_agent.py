@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -20,11 +20,15 @@ from tfpolicies.marks import for_place
 from tfpolicies.rules import BOOL, COUNT, function, one_of
 
 ToTrain = Callable[..., bool] | None
+MappingFn = Callable[..., str]
+
+SpecGiven = PolicySpec | tuple[Any, ...] | list[Any]
+PoliciesGiven = Mapping[str, SpecGiven] | Collection[str]
 
 
 @for_place("policy_mapping_fn")
 def default_policy_mapping(
-    agent_id: Hashable, episode: Any = None, worker: Any = None, **kwargs: Any
+    agent_id: Hashable, episode: object = None, worker: object = None, **kwargs: object
 ) -> str:
     """Returns `DEFAULT_POLICY_ID`, whatever the agent.
 
@@ -39,13 +43,16 @@ _OBSERVATION_FN = function(
 ).or_none()
 
 
+_DEFAULT_POLICIES: Mapping[str, PolicySpec] = {DEFAULT_POLICY_ID: PolicySpec()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class MultiAgent(Section):
     """Several policies; `AlgorithmConfig.multi_agent` documents the settings."""
 
-    policies: Mapping[str, PolicySpec] = setting({DEFAULT_POLICY_ID: PolicySpec()})
+    policies: Mapping[str, PolicySpec] = field(default_factory=lambda: _DEFAULT_POLICIES)
     policy_map_capacity: int = setting(100, COUNT)  # policies with their variables in memory
-    policy_mapping_fn: Callable[..., str] = setting(
+    policy_mapping_fn: MappingFn = setting(
         default_policy_mapping, kept=lambda x: default_policy_mapping if x is None else x
     )
     policies_to_train: Collection[str] | ToTrain = None  # None: all
@@ -60,7 +67,7 @@ class MultiAgent(Section):
         as_predicate(self.policies_to_train)
 
 
-def policy_specs(policies: Any) -> dict[str, PolicySpec]:
+def policy_specs(policies: PoliciesGiven) -> dict[str, PolicySpec]:
     """Returns policies, in any form that `AlgorithmConfig.multi_agent` takes, as specs by id.
 
     Ids of a set come in sorted order, so that a run does not depend on the hashes of a process.
@@ -83,7 +90,7 @@ def policy_specs(policies: Any) -> dict[str, PolicySpec]:
     return {policy_id: _policy_spec(policy_id, given[policy_id]) for policy_id in ids}
 
 
-def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
+def _policy_spec(policy_id: str, given: SpecGiven) -> PolicySpec:
     here = f"policies[{policy_id!r}]"
     if not isinstance(given, PolicySpec):
         if not isinstance(given, list | tuple) or len(given) != 4:
@@ -103,21 +110,22 @@ def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
     ):
         found = config if name == "config" else getattr(given, name)
         check(found is None or isinstance(found, kind), f"{here}.{name}", rule, found)
-    config = _with_connector_states(here, copied(config))
+    if config is not None:
+        config = _with_connector_states(here, copied(config))
     return dataclasses.replace(given, config=config)
 
 
-def _with_connector_states(here: str, config: Any) -> Any:
+def _with_connector_states(here: str, config: dict[str, Any]) -> dict[str, Any]:
     """Returns a policy's overrides with connectors as the JSON that checkpoints hold."""
     states = {
         name: connector_states(f"{here}.config[{name!r}]", kind, config[name])
         for name, kind in CONNECTORS.items()
-        if name in (config or ())
+        if name in config
     }
-    return {**config, **states} if states else config
+    return {**config, **states}
 
 
-def require_mapping_fn(policy_mapping_fn: Any) -> None:
+def require_mapping_fn(policy_mapping_fn: MappingFn | None) -> None:
     """Raises a `ConfigError` unless it is a function that can be called as it will be, or None."""
     if policy_mapping_fn is None:
         return
@@ -135,7 +143,7 @@ def require_mapping_fn(policy_mapping_fn: Any) -> None:
         raise ConfigError(f"{rule}, got {name}{signature}: {error}.") from None
 
 
-def as_predicate(policies_to_train: Any) -> ToTrain:
+def as_predicate(policies_to_train: Collection[str] | ToTrain) -> ToTrain:
     """Returns what says whether a policy is trained: `f(policy_id, batch=None)`; None for all.
 
     Args:
@@ -170,5 +178,5 @@ class _AmongIds:
 
     ids: frozenset[str]
 
-    def __call__(self, policy_id: str, batch: Any = None) -> bool:
+    def __call__(self, policy_id: str, batch: object = None) -> bool:
         return policy_id in self.ids

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.config.multi_agent import as_predicate, policy_specs
-from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.errors import ConfigError
@@ -17,25 +15,8 @@ from tfpolicies.errors import ConfigError
 _SPACES = ("observation_space", "action_space")
 _ENV = "__env__"
 
-
-def multi_agent_setup(
-    config: SectionedConfig,
-    policies: Any,
-    env: Any,
-    spaces: Mapping[str, tuple[Any, Any]] | None,
-    default_policy_class: type | None,
-) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
-    """Completes the policies of a config; see `AlgorithmConfig.get_multi_agent_setup`."""
-    given = config.policies if policies is None else policy_specs(policies)
-    sources = _Sources(config, env, spaces or {})
-    specs = {}
-    for policy_id, spec in given.items():
-        policy_class = spec.policy_class or default_policy_class
-        own = spec.observation_space, spec.action_space
-        found = [sources.space(policy_id, i) if own[i] is None else own[i] for i in (0, 1)]
-        made = policy_config(config, policy_id, policy_class, spec.config or {})
-        specs[policy_id] = PolicySpec(policy_class, found[0], found[1], made)
-    return specs, as_predicate(config.policies_to_train)
+Spaces = tuple[gym.Space[Any] | None, gym.Space[Any] | None]  # of observations, of actions
+_ByAgent = Mapping[Any, gym.Space[Any]] | gym.spaces.Dict
 
 
 def policy_config(
@@ -53,6 +34,7 @@ def policy_config(
     """
     wanted = type(config) if policy_class is None else getattr(policy_class, "config_class", None)
     kind: Any = wanted or type(config)
+    made: SectionedConfig
     try:
         if isinstance(config, kind):
             made = config.copy_for_policy()
@@ -69,22 +51,22 @@ def policy_config(
 
 
 @dataclass(frozen=True)
-class _Sources:
+class SpaceSources:
     """Where the spaces of policies that name none come from."""
 
     config: SectionedConfig
     env: Any
-    spaces: Mapping[str, tuple[Any, Any]]
+    spaces: Mapping[str, Spaces]
 
-    def space(self, policy_id: str, i: int) -> gym.Space | None:
+    def space(self, policy_id: str, i: int) -> gym.Space[Any] | None:
         """Returns a policy's observation (0) or action (1) space.
 
         Raises:
             ConfigError: if nobody names one, or its agents have different ones.
         """
-        own = self.spaces.get(policy_id)
-        if own is not None and own[i] is not None:
-            return own[i]
+        own = self.spaces.get(policy_id, (None, None))[i]
+        if own is not None:
+            return own
         name = _SPACES[i]
         found = self._of_env(i)
         if found is None:
@@ -99,18 +81,18 @@ class _Sources:
             return self._of_agents(policy_id, name, found)
         return found
 
-    def _of_env(self, i: int) -> Any:
+    def _of_env(self, i: int) -> gym.Space[Any] | None:
         if self.env is None:
             return self.spaces[_ENV][i] if _ENV in self.spaces else None
         single = getattr(self.env, f"single_{_SPACES[i]}", None)
         return getattr(self.env, _SPACES[i], None) if single is None else single
 
-    def _of_agents(self, policy_id: str, name: str, by_agent: Any) -> gym.Space | None:
+    def _of_agents(self, policy_id: str, name: str, by_agent: _ByAgent) -> gym.Space[Any] | None:
         """Returns the space of the agents that a policy acts for; None if there are none."""
         every = list(by_agent.values())
         if all(space == every[0] for space in every):
             return every[0]
-        found: dict[Any, gym.Space] = {
+        found: dict[Any, gym.Space[Any]] = {
             agent: space for agent, space in by_agent.items() if self._policy_of(agent) == policy_id
         }
         kinds = list(found.values())
@@ -124,7 +106,8 @@ class _Sources:
 
     def _policy_of(self, agent: Hashable) -> str:
         try:
-            return self.config.policy_mapping_fn(agent, None, worker=None)
+            policy_id: str = self.config.policy_mapping_fn(agent, None, worker=None)
+            return policy_id
         except Exception as error:
             raise ConfigError(
                 "policy_mapping_fn is called without an episode and a worker to find out the "
@@ -133,7 +116,7 @@ class _Sources:
             ) from error
 
 
-def _agents(env: Any) -> set[Any]:
+def _agents(env: object) -> set[Any]:
     """Returns the ids of all agents of an environment; empty if it has but one, or does not say."""
     if hasattr(env, "get_agent_ids"):
         return set(env.get_agent_ids())

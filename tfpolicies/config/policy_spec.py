@@ -26,7 +26,7 @@ logger = logging.getLogger("tfpolicies")
 _NOT_IN_IDS = '<>:"/\\|?'
 
 
-def validate_policy_id(policy_id: Any, error: bool = False) -> None:
+def validate_policy_id(policy_id: str, error: bool = False) -> None:
     r"""Checks a policy id: a non-empty str without `< > : " / \ | ?`, no space or dot at its end.
 
     Args:
@@ -70,8 +70,8 @@ class PolicySpec:
     """
 
     policy_class: type | None = None
-    observation_space: gym.Space | None = None
-    action_space: gym.Space | None = None
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
     config: Any = None
 
     __hash__ = None  # type: ignore[assignment]

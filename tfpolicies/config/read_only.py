@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.types import Setting
 
 Write = Callable[[dict[str, Any]], None]
 
@@ -37,7 +38,7 @@ class ConfigDict(dict[str, Any]):
         for key, part in values.items():
             super().__setitem__(key, handed_out(part, functools.partial(self.__setitem__, key)))
 
-    def _change(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _change(self, name: str, *args: Setting, **kwargs: Setting) -> Any:
         """Does what the method of a plain dict does, with the config's consent."""
         values = dict(self)
         result = getattr(values, name)(*args, **kwargs)
@@ -45,13 +46,13 @@ class ConfigDict(dict[str, Any]):
         self._hold(values)
         return result
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: Setting) -> None:
         self._change("__setitem__", key, value)
 
     def __delitem__(self, key: str) -> None:
         self._change("__delitem__", key)
 
-    def __ior__(self, other: Any) -> ConfigDict:  # type: ignore[override, misc]
+    def __ior__(self, other: Mapping[str, Any]) -> ConfigDict:  # type: ignore[override, misc]
         self._change("update", other)
         return self
 
@@ -62,7 +63,8 @@ class ConfigDict(dict[str, Any]):
         return self._change("pop", *args)
 
     def popitem(self) -> tuple[str, Any]:
-        return self._change("popitem")
+        key, value = self._change("popitem")
+        return key, value
 
     def setdefault(self, *args: Any) -> Any:
         return self._change("setdefault", *args)
@@ -74,17 +76,24 @@ class ConfigDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-_PLAIN = frozenset((type(None), bool, int, float, str, type))
+PLAIN = frozenset((type(None), bool, int, float, str, type))
+"""The types of values that need no copy; most settings are of them."""
 
 
-def is_same(value: Any, present: Any) -> bool:
-    """Whether two values are the same object, or equal plain ones of one type."""
-    return value is present or (
-        type(value) is type(present) and type(value) in _PLAIN and value == present
-    )
+def is_same(value: Setting, present: Setting) -> bool:
+    """Whether two values are the same object, or equal plain ones of one type, also in dicts."""
+    if value is present or type(value) is not type(present):
+        return value is present
+    if isinstance(value, dict) and isinstance(present, dict) and type(value) in _DICTS:
+        same_keys = list(value) == list(present)
+        return same_keys and is_same([*value.values()], [*present.values()])
+    if isinstance(value, list | tuple) and isinstance(present, list | tuple):
+        same = [x is y or is_same(x, y) for x, y in zip(value, present, strict=False)]
+        return len(value) == len(present) and all(same)
+    return type(value) in PLAIN and bool(value == present)
 
 
-def is_equal(value: Any, present: Any) -> bool:
+def is_equal(value: object, present: object) -> bool:
     """Whether two settings are equal; False where nobody can say, as of dicts with arrays."""
     try:
         return bool(value is present or value == present)
@@ -92,35 +101,36 @@ def is_equal(value: Any, present: Any) -> bool:
         return False
 
 
-def is_dict(value: Any) -> bool:
+_DICTS = frozenset((dict, ConfigDict))
+
+
+def is_dict(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether a value is a plain dict; other mappings (a `gym.spaces.Dict`) stay what they are."""
-    return type(value) in (dict, ConfigDict)
+    return type(value) in _DICTS
 
 
-def copied(value: Any) -> Any:
+def copied(value: Setting | PolicySpec) -> Any:
     """Returns `value` with plain dicts, lists and sets copied; what is in them stays the same."""
-    if type(value) in _PLAIN:  # nearly all
+    if type(value) in PLAIN:
         return value
-    if is_dict(value):
-        return {key: copied(part) for key, part in value.items()}
+    if isinstance(value, dict) and type(value) in _DICTS:
+        return {key: x if type(x) in PLAIN else copied(x) for key, x in value.items()}
     if isinstance(value, list):
-        return [copied(part) for part in value]
+        return [x if type(x) in PLAIN else copied(x) for x in value]
     return set(value) if isinstance(value, set) else value
 
 
-def in_dict(value: Any) -> Any:
+def in_dict(value: Setting | PolicySpec) -> Any:
     """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
-    if type(value) in _PLAIN:
-        return value
-    if is_dict(value):
-        return {key: in_dict(part) for key, part in value.items()}
+    if isinstance(value, dict) and type(value) in _DICTS:
+        return {key: x if type(x) in PLAIN else in_dict(x) for key, x in value.items()}
     if isinstance(value, PolicySpec):
         spaces = value.observation_space, value.action_space
         return value.policy_class, *spaces, copied(value.config)
     return copied(value)
 
 
-def handed_out(value: Any, write: Write) -> Any:
+def handed_out(value: Setting | PolicySpec, write: Write) -> Any:
     """Returns `value` as a reader gets it: dicts as `ConfigDict`, lists and specs as copies."""
     if is_dict(value):
         return ConfigDict(value, write)

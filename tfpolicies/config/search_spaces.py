@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from tfpolicies.config.read_only import PLAIN
 from tfpolicies.errors import ConfigError
+from tfpolicies.types import Setting
 
 
 def require_values(searched: Mapping[str, Any]) -> None:
@@ -30,7 +33,7 @@ def require_values(searched: Mapping[str, Any]) -> None:
         )
 
 
-def has_search_space(value: Any) -> bool:
+def has_search_space(value: Setting) -> bool:
     """Whether a setting is, or holds, a search space.
 
     That is a dict whose only key is "grid_search", or an object of a class of `ray.tune.search`;
@@ -40,5 +43,8 @@ def has_search_space(value: Any) -> bool:
     (True, False)
     """
     if isinstance(value, Mapping):
-        return set(value) == {"grid_search"} or any(map(has_search_space, value.values()))
-    return any(kind.__module__.startswith("ray.tune.search") for kind in type(value).__mro__)
+        return set(value) == {"grid_search"} or any(
+            map(has_search_space, [x for x in value.values() if type(x) not in PLAIN])
+        )
+    bases = inspect.getmro(type(value))
+    return any(kind.__module__.startswith("ray.tune.search") for kind in bases)

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, TypeVar
+from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, NamedTuple, TypeVar
 
 from tfpolicies.config.dialect import (
     ALIASES,
@@ -18,18 +18,41 @@ from tfpolicies.config.dialect import (
     require_constant,
 )
 from tfpolicies.config.idioms import setting_hint
-from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same
+from tfpolicies.config.read_only import PLAIN, copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
-from tfpolicies.config.setting import check, taken, told_of
+from tfpolicies.config.setting import Section, check, get_metadata, taken
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, near_matches
 from tfpolicies.extensions import EXTENSIONS, describe_import
+from tfpolicies.types import Setting
 
 logger = logging.getLogger("tfpolicies")
 
 _METHODS = {constant.method for constant in CONSTANTS.values()}
-_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign", "_searched", "_automatic")
+_PRIVATE = ("_sections", "_layout", "_homes", "_frozen", "_foreign", "_searched", "_automatic")
 
 Config = TypeVar("Config", bound="SectionedConfig")
+
+
+class _Layout(NamedTuple):
+    """What all configs of a class share, which is never written.
+
+    Attributes:
+        sections: new ones, by name.
+        homes: the section of each setting.
+        names: the setting that another name means, by name; of a setting, itself.
+        groups: those of `GROUPS` whose settings there are.
+        dict_names: the name of each setting in `to_dict()`, which no other setting has.
+        readable: all names that can be read.
+        metadata: what `setting` was told of each setting.
+    """
+
+    sections: dict[str, Section]
+    homes: dict[str, str]
+    names: dict[str, str]
+    groups: dict[str, Mapping[str, str]]
+    dict_names: dict[str, str]
+    readable: frozenset[str]
+    metadata: dict[str, Mapping[str, Any]]
 
 
 class SectionedConfig:
@@ -40,7 +63,8 @@ class SectionedConfig:
     """
 
     algo_class: type | None = None  # the algorithm whose settings these are
-    _sections: dict[str, Any]  # by name
+    _sections: dict[str, Section]  # by name
+    _layout: _Layout
     _homes: Mapping[str, str]  # the section of each setting
     _frozen: bool
     _foreign: dict[str, Any]  # settings that only a policy class written by hand knows
@@ -48,9 +72,16 @@ class SectionedConfig:
     _automatic: dict[str, Any]  # what each "auto" became, by setting
 
     def __init__(self, kinds: Mapping[str, type]) -> None:
-        parts, homes = _new_sections(tuple(kinds.items()))
-        vars(self).update(_frozen=False, _sections=dict(parts), _homes=homes)
-        vars(self).update(_foreign={}, _searched={}, _automatic={})
+        layout = _make_layout(tuple(kinds.items()))
+        parts = {"_sections": dict(layout.sections), "_layout": layout, "_homes": layout.homes}
+        vars(self).update(parts, _frozen=False, _foreign={}, _searched={}, _automatic={})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in vars(self).items() if name not in ("_layout", "_homes")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        layout = _make_layout(tuple((name, type(x)) for name, x in state["_sections"].items()))
+        vars(self).update(state, _layout=layout, _homes=layout.homes)
 
     # -- changes ------------------------------------------------------------------------------
 
@@ -63,45 +94,44 @@ class SectionedConfig:
             homes: the sections that they may be of; the one called like the method by default.
         """
         homes = homes or (called,)
-        given: dict[str, dict[str, Any]] = {}
+        guests = GUESTS.get(called, ())
+        changes: dict[str, dict[str, Any]] = {}
         searched: dict[str, Any] = {}
-        for name, value in self._ungrouped(settings).items():
-            known = self._meant(name)
-            if known in CONSTANTS and CONSTANTS[known].method in homes:
-                require_constant(known, value)
+        for given_name, value in self._ungrouped(settings).items():
+            name = self._layout.names.get(given_name, given_name)
+            if name in CONSTANTS and CONSTANTS[name].method in homes:
+                require_constant(name, value)
                 continue
-            home = self._homes.get(known, "")
-            if home not in homes and known not in GUESTS.get(called, ()):
-                raise TypeError(self._unexpected(called, name, homes))
-            if not self._frozen and is_same(value, self._present(known)):
+            home = self._homes.get(name, "")
+            if home not in homes and name not in guests:
+                raise TypeError(self._unexpected(called, given_name, homes))
+            present = self._searched.get(name, vars(self._sections[home])[name])
+            if not self._frozen and (value is present or is_same(value, present)):
                 continue  # most, where a policy takes over the settings of a worker
-            changes = given.setdefault(home, {})
-            if known in changes or known in searched:
-                raise TypeError(f"{called}() got {known!r} under two names.")
-            value = taken(self._told(known), self._present(known), value)
-            (searched if has_search_space(value) else changes)[known] = value
-        self._put(given, searched)
+            of_home = changes.setdefault(home, {})
+            if name in of_home or name in searched:
+                raise TypeError(f"{called}() got {name!r} under two names.")
+            value = taken(self._layout.metadata[name], present, value)
+            (searched if has_search_space(value) else of_home)[name] = value
+        self._put(changes, searched)
         return self
 
-    def _group(self, name: str) -> Mapping[str, str]:
-        """Returns what setting each key of one of `GROUPS` is; nothing for other settings."""
-        found = GROUPS.get(self._meant(name), {})
-        return found if self._homes.keys() >= set(found.values()) else {}
-
-    def _ungrouped(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _ungrouped(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns settings with those of `GROUPS` as what they are."""
-        found: dict[str, Any] = {}
+        if not self._layout.groups:
+            return settings
+        result: dict[str, Any] = {}
         for name, value in settings.items():
-            keys = self._group(name)
+            keys = self._layout.groups.get(self._meant(name), {})
             if keys:
                 check(isinstance(value, Mapping), name, f"a dict of {', '.join(keys)}", value)
             for key in value if keys else ():
                 check(key in keys, f"The key of {name}", f"one of {', '.join(keys)}", key)
             parts = {keys[key]: x for key, x in value.items()} if keys else {name: value}
-            for part in parts.keys() & found.keys():
+            for part in parts.keys() & result.keys():
                 raise TypeError(f"{part!r} is given under two names.")
-            found |= parts
-        return found
+            result |= parts
+        return result
 
     def _put(
         self, given: Mapping[str, Mapping[str, Any]], searched: Mapping[str, Any] | None = None
@@ -125,16 +155,6 @@ class SectionedConfig:
         for name in names:
             self._searched.pop(name, None)
         self._searched.update(searched or {})
-
-    def _present(self, name: str) -> Any:
-        """Returns a setting as it is kept."""
-        if name in self._searched:
-            return self._searched[name]
-        return getattr(self._sections[self._homes[name]], name)
-
-    def _told(self, name: str) -> Mapping[str, Any]:
-        """Returns what `setting` was told of a setting."""
-        return told_of(type(self._sections[self._homes[name]]))[name]
 
     def _check_parts(self, parts: Mapping[str, Any]) -> None:
         """Checks changed sections against the rest, before anything is changed."""
@@ -163,13 +183,13 @@ class SectionedConfig:
             raise AttributeError(name)
         return self[name]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Setting) -> None:
         if name == "algo_class":
             self._take_algorithm(value)
         else:
             self[name] = value
 
-    def _take_algorithm(self, value: Any) -> None:
+    def _take_algorithm(self, value: Setting) -> None:
         """Sets the algorithm whose settings these are: a class, or the name of that it has."""
         self._check_not_frozen("algo_class")
         if isinstance(value, type):
@@ -184,18 +204,28 @@ class SectionedConfig:
         raise FrozenConfigError(f"{name} cannot be deleted: a config keeps all of its settings.")
 
     def __getitem__(self, key: str) -> Any:
+        home = self._homes.get(key)
+        if home is None:
+            return self._get_by_other_name(key)
+        value = self._searched.get(key, getattr(self._sections[home], key))
+        if type(value) in PLAIN:
+            return value
+        return handed_out(value, functools.partial(self._write, key))
+
+    def _get_by_other_name(self, key: str) -> Any:
+        """Returns what a name means that is no setting's own: a setting, a constant, a group."""
         if key in self._foreign:
             return copied(self._foreign[key])
-        if self._meant(key) not in self._homes:
-            with contextlib.suppress(LookupError):
-                return EXTENSIONS.get_attribute(self, key)
+        name = self._meant(key)
+        if name in self._homes:
+            return self[name]
+        with contextlib.suppress(LookupError):
+            return EXTENSIONS.get_attribute(self, key)
         name = self._name_of(key)
         if name in CONSTANTS:
             return copied(CONSTANTS[name].value)
-        if name not in self._homes:
-            group = {part: self[meant] for part, meant in self._group(name).items()}
-            return handed_out(group, functools.partial(self.__setitem__, name))
-        return handed_out(self._present(name), functools.partial(self._write, name))
+        group = {part: self[meant] for part, meant in self._layout.groups[name].items()}
+        return handed_out(group, functools.partial(self.__setitem__, name))
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         """Sets a whole setting: what is in the dict that a reader got, which was written into.
@@ -203,23 +233,23 @@ class SectionedConfig:
         Keys that were deleted have their defaults again.
         """
         home = self._homes[name]
-        default = getattr(type(self._sections[home])(), name)
-        value = taken(self._told(name), default, value)
+        default = getattr(self._layout.sections[home], name)
+        value = taken(self._layout.metadata[name], default, value)
         if has_search_space(value):
             self._put({}, {name: value})
         else:
             self._put({home: {name: value}})
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: Setting) -> None:
         self.update_from_dict({self._name_of(key): value})
 
     def _meant(self, name: str) -> str:
         """Returns the name here of what may be another name; a setting's own name is none."""
-        return name if name in self._homes else ALIASES.get(name, name)
+        return self._layout.names.get(name, name)
 
     def _name_of(self, key: str) -> str:
         name = self._meant(key)
-        if name in self._homes or name in CONSTANTS or self._group(name):
+        if name in self._layout.readable:
             return name
         if key == "multiagent":
             raise UnknownSettingError(
@@ -241,11 +271,9 @@ class SectionedConfig:
         return hint
 
     def __contains__(self, key: object) -> bool:
-        name = self._meant(str(key))
-        known = name in self._homes or name in CONSTANTS or bool(self._group(name))
-        return known or key in self._foreign
+        return str(key) in self._layout.readable or key in self._foreign
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Setting = None) -> Any:
         """Returns a setting, or `default` where there is none of that name."""
         return self[key] if key in self else default  # noqa: SIM401
 
@@ -296,18 +324,15 @@ class SectionedConfig:
 
     def _as_dict(self, *without: str) -> dict[str, Any]:
         """Returns the settings of all sections but those named."""
-        settings = {
-            self._in_dict(name): in_dict(self._searched.get(name, value))
+        names = self._layout.dict_names
+        settings: dict[str, Any] = {
+            names[name]: value if type(value) in PLAIN else in_dict(value)
             for home, part in self._sections.items()
             if home not in without
             for name, value in vars(part).items()
         }
-        return settings | copied(self._foreign)
-
-    def _in_dict(self, name: str) -> str:
-        """Returns the name of a setting in `to_dict`, which no other setting has."""
-        old = DICT_NAMES.get(name, name)
-        return name if old in self._homes else old
+        settings |= {names[name]: copied(value) for name, value in self._searched.items()}
+        return {**settings, **copied(self._foreign)}
 
     @classmethod
     def from_dict(cls: type[Config], config_dict: Mapping[str, Any]) -> Config:
@@ -324,17 +349,18 @@ class SectionedConfig:
         """
         given = dict(config_dict)
         nested = given.pop("multiagent", None)
-        settings = {self._name_of(key): value for key, value in given.items()}
+        homes = self._homes
+        settings = {x if x in homes else self._name_of(x): value for x, value in given.items()}
         if nested is not None:
             settings.update(self._multi_agent_settings(nested))
         return self._change("update_from_dict", settings, *self._sections, *_METHODS)
 
-    def _multi_agent_settings(self, nested: Any) -> Mapping[str, Any]:
+    def _multi_agent_settings(self, nested: object) -> Mapping[str, Any]:
         """Returns what an old dict config has under `multiagent` as settings."""
         raise NotImplementedError
 
     @classmethod
-    def overrides(cls, **settings: Any) -> dict[str, Any]:
+    def overrides(cls, **settings: Setting) -> dict[str, Any]:
         """Returns the settings as a plain dict, after checking their names.
 
         >>> from tfpolicies import AlgorithmConfig
@@ -357,7 +383,7 @@ class SectionedConfig:
             found["_frozen"] = copy_frozen
         return twin
 
-    def record_resolved(self, **values: Any) -> None:
+    def record_resolved(self, **values: Setting) -> None:
         """Puts what an "auto" became in its place, even in a frozen config.
 
         What it became is known to be automatic from then on: each policy that is made later decides
@@ -402,12 +428,12 @@ class SectionedConfig:
         return self._frozen
 
 
-def as_overrides(given: Any) -> Any:
+def as_overrides(given: SectionedConfig | Setting) -> Any:
     """Returns a config as the dict of its settings that were changed; else what was given."""
     return given._changed() if isinstance(given, SectionedConfig) else given
 
 
-def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:
+def tell_if_resolved_anew(name: str, before: Setting, now: Setting) -> None:
     """Says in one line that an "auto" is not what it was in the checkpoint, if it was known."""
     if before not in (None, "auto", now):
         logger.warning(
@@ -418,8 +444,15 @@ def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:
 
 
 @functools.cache
-def _new_sections(kinds: tuple[tuple[str, Callable]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns new sections by name, and the section of each setting: made once, never written."""
-    parts = {name: kind() for name, kind in kinds}
-    homes = {field.name: name for name, part in parts.items() for field in dataclasses.fields(part)}
-    return parts, homes
+def _make_layout(kinds: tuple[tuple[str, type], ...]) -> _Layout:
+    """Returns the layout of configs with these classes of sections, by the sections' names."""
+    sections = {name: kind() for name, kind in kinds}
+    homes = {name: home for home, section in sections.items() for name in vars(section)}
+    names = ALIASES | {name: name for name in homes}
+    groups = {name: x for name, x in GROUPS.items() if homes.keys() >= set(x.values())}
+    dict_names = {name: DICT_NAMES.get(name, name) for name in homes}
+    dict_names = {name: name if old in homes else old for name, old in dict_names.items()}
+    own = homes.keys() | CONSTANTS.keys() | groups.keys()
+    readable = own | {name for name, meant in names.items() if meant in own}
+    metadata = {name: x for _, kind in kinds for name, x in get_metadata(kind).items()}
+    return _Layout(sections, homes, names, groups, dict_names, frozenset(readable), metadata)

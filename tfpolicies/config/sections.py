@@ -13,7 +13,7 @@ import gymnasium as gym
 
 from tfpolicies.config.idioms import described_schedule, optimizer_settings, rate_hint
 from tfpolicies.config.setting import Merge, Section, check, setting
-from tfpolicies.connectors import ActionConnector, AgentConnector, restore
+from tfpolicies.connectors import ActionConnector, AgentConnector, Connector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.running_filter import FILTER, REWARD_FILTER
@@ -35,6 +35,7 @@ from tfpolicies.rules import (
     is_schedule,
     one_of,
 )
+from tfpolicies.types import Setting
 from tfpolicies.ways import WAYS
 
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
@@ -56,8 +57,8 @@ class Environment(Section):
 
     env: Any = setting(None, _ENV)  # name, "package.module:Class", environment class or None
     env_config: Mapping[str, Any] = setting({}, DICT, merge=Merge.DEEP)  # for the env's creator
-    observation_space: gym.Space | None = setting(None, _SPACE)  # None: the environment's
-    action_space: gym.Space | None = setting(None, _SPACE)  # None: the environment's
+    observation_space: gym.Space[Any] | None = setting(None, _SPACE)  # None: the environment's
+    action_space: gym.Space[Any] | None = setting(None, _SPACE)  # None: the environment's
     clip_rewards: bool | float | None = setting(None, _CLIP)  # True: their sign; x: to [-x, x]
     normalize_actions: bool = setting(True, BOOL)  # act in [-1, 1], mapped to the Box's bounds
     clip_actions: bool = setting(False, BOOL)  # where not normalised: to the Box's bounds
@@ -73,21 +74,20 @@ CONNECTORS: dict[str, Any] = {
 """The settings that list connectors, and of which kind they are."""
 
 
-def connector_state(name: str, kind: Any, given: Any) -> list[Any]:
+def connector_state(name: str, kind: type[Connector], given: Any) -> list[Any]:
     """Returns a connector as the JSON that a config and its checkpoints hold.
 
     Raises:
         ConfigError: if it is no connector of that kind, nor the state of one.
     """
-    made = given
-    if isinstance(given, list | tuple) and len(given) == 2:
-        made = restore(given[0], given[1], kind)
+    is_state = isinstance(given, list | tuple) and len(given) == 2
+    made = restore(given[0], given[1], kind) if is_state else given
     rule = f"a list of {kind.__name__} objects or of their states [name, arguments]"
     check(isinstance(made, kind), name, rule, given)
     return list(made.to_state())
 
 
-def connector_states(name: str, kind: Any, listed: Any) -> list[list[Any]]:
+def connector_states(name: str, kind: type[Connector], listed: Sequence[object]) -> list[list[Any]]:
     """Returns what `connector_state` does for each connector of a list.
 
     Raises:
@@ -134,20 +134,20 @@ class Rollouts(Section):
             object.__setattr__(self, name, tuple(states))
 
 
-def _is_model(model: Any) -> bool:
+def _is_model(model: Setting) -> bool:
     """Whether a model is given as a dict, whose settings are checked, too."""
     if isinstance(model, Mapping):
         model_settings(model)
     return isinstance(model, Mapping)
 
 
-def _model_hint(model: Any) -> str:
+def _model_hint(model: Setting) -> str:
     if isinstance(model, list | tuple):
         return " (layers go into keras.Sequential([...]))"
     return " (a file is read by keras.models.load_model)" if isinstance(model, str) else ""
 
 
-def _as_model(given: Any) -> Any:
+def _as_model(given: Setting) -> Any:
     """Returns a model, or a factory of one, as a dict of settings."""
     is_own = callable(given) and not isinstance(given, Mapping)
     return {"custom_model": given} if is_own else given
@@ -156,7 +156,7 @@ def _as_model(given: Any) -> Any:
 SCHEDULE = Rule(is_schedule, "a list [[timestep, value], ...] with increasing timesteps").or_none()
 
 
-def _changes(rate: Any) -> bool:
+def _changes(rate: Setting) -> bool:
     """Whether a learning rate is a function of the step."""
     return isinstance(rate, Mapping) or callable(rate)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from tfpolicies.config.read_only import copied, is_dict, merged
 from tfpolicies.errors import ConfigError, show_value
 from tfpolicies.rules import Rule, is_one_of
+from tfpolicies.types import Setting
 
 
 class Merge(enum.Enum):
@@ -25,7 +26,7 @@ class Merge(enum.Enum):
 
 
 def setting(
-    default: Any,
+    default: Setting,
     rule: Rule | None = None,
     *,
     merge: Merge | None = None,
@@ -44,20 +45,33 @@ def setting(
     every = {"rule": rule, "merge": merge, "kept": kept}
     told = {name: value for name, value in every.items() if value is not None}
     if isinstance(default, dict | list):
-        return field(default_factory=functools.partial(copied, default), metadata=told)
+        shared = copied(default)  # by all sections: nobody writes into what a section holds
+        return field(default_factory=lambda: shared, metadata=told)
     return field(default=default, metadata=told)
 
 
-def told_of(section: Any) -> Mapping[str, Mapping[str, Any]]:
+@functools.cache
+def get_metadata(section: type) -> Mapping[str, Mapping[str, Any]]:
     """Returns what `setting` was told of each setting of a section, by name."""
-    if "_told" not in vars(section):
-        found: dict[str, Mapping[str, Any]] = {}
-        for kind in reversed(section.__mro__):
-            for each in vars(kind).get("__dataclass_fields__", {}).values():
-                found[each.name] = {**found.get(each.name, {}), **each.metadata}
-        section._told = found
-        section._rules = [(name, told["rule"]) for name, told in found.items() if "rule" in told]
-    return section._told
+    result: dict[str, Mapping[str, Any]] = {}
+    for kind in reversed(section.__mro__):
+        for each in vars(kind).get("__dataclass_fields__", {}).values():
+            result[each.name] = {**result.get(each.name, {}), **each.metadata}
+    return result
+
+
+@functools.cache
+def _rules(section: type) -> list[tuple[str, Rule, Any]]:
+    """Returns the settings of a section that have rules, with these and the defaults, checked."""
+    rules = []
+    for each in fields(section):
+        rule = get_metadata(section)[each.name].get("rule")
+        if rule is not None:
+            make = each.default_factory
+            default = each.default if make is MISSING else make()
+            require(each.name, rule, default)
+            rules.append((each.name, rule, default))
+    return rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,35 +83,34 @@ class Section:
     """
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        told_of(kind)
-        for name, rule in kind._rules:
+        kind: type = type(self)
+        for name, rule, default in _rules(kind):
             value = getattr(self, name)
-            if not rule.holds(value):  # asked first: a config is changed often
+            if value is not default:  # a config is changed often
                 require(name, rule, value)
 
 
-def require(name: str, rule: Rule, value: Any) -> None:
+def require(name: str, rule: Rule, value: object) -> None:
     """Raises a `ConfigError` that names the setting, its rule and the value, unless it holds."""
     if not rule.holds(value):
         hint = rule.hint(value)
         raise ConfigError(f"{name} must be {rule.words}{hint}, got {show_value(value)}.")
 
 
-def check(condition: bool, name: str, rule: str, value: Any) -> None:
+def check(condition: bool, name: str, rule: str, value: object) -> None:
     """Raises a `ConfigError` as `require` does, unless a condition holds."""
     if not condition:
         raise ConfigError(f"{name} must be {rule}, got {show_value(value)}.")
 
 
-def taken(told: Mapping[str, Any], present: Any, value: Any) -> Any:
+def taken(told: Mapping[str, Any], present: Setting, value: Setting) -> Any:
     """Returns a setting as a config keeps it, laid over the present value if dicts are merged.
 
     NumPy's numbers become Python's, and a whole float an integer where the rule asks for one. What
     is in an `env_config` stays as it is.
 
     Args:
-        told: what `told_of` has about it.
+        told: what `get_metadata` has about it.
         present: what is kept now.
         value: what is given.
     """
@@ -112,17 +125,17 @@ def taken(told: Mapping[str, Any], present: Any, value: Any) -> Any:
         value = told["kept"](value)
     if merge is Merge.REPLACE or not isinstance(value, Mapping):
         return copied(value)
-    present = present or {}
-    kind = present.get("type")
+    base = present if isinstance(present, Mapping) else {}
+    kind = base.get("type")
     if merge is Merge.TYPED and not is_one_of(value.get("type", kind), kind):
-        present = {}
-    return copied(merged(present, value, deep=merge is Merge.DEEP))
+        base = {}
+    return copied(merged(base, value, deep=merge is Merge.DEEP))
 
 
-def _as_python(value: Any) -> Any:
+def _as_python(value: Setting) -> Any:
     """Returns a NumPy scalar as Python's number, also in lists and tuples."""
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in (list, tuple):
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(map(_as_python, value))
     return value

@@ -20,6 +20,7 @@ from tfpolicies.models.registry import MODELS
 from tfpolicies.storage.import_paths import Missing, describe
 from tfpolicies.storage.json_values import encode_value, find_missing
 from tfpolicies.storage.places import Places
+from tfpolicies.types import Setting
 
 
 def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -> Any:
@@ -116,7 +117,7 @@ def _replaced_schedules(config: Mapping[str, Any], overrides: Mapping[str, Any])
     return [x for x in names if x not in overrides and isinstance(config.get(x), list | tuple)]
 
 
-def _laid_over(stored: Any, given: Any) -> Any:
+def _laid_over(stored: Setting, given: Setting) -> Any:
     """Returns a setting that replaces a stored one.
 
     A dict of the same `type` is merged, as it is in a config; one that says again what a `Missing`
@@ -131,7 +132,7 @@ def _laid_over(stored: Any, given: Any) -> Any:
     return taken({"merge": Merge.TYPED}, stored, given)
 
 
-def _with_model(settings: Mapping[str, Any], **model: Any) -> dict[str, Any]:
+def _with_model(settings: Mapping[str, Any], **model: Setting) -> dict[str, Any]:
     """Returns settings with other settings of the model."""
     return {**settings, "model": {**settings["model"], **model}}
 

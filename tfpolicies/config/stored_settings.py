@@ -19,12 +19,13 @@ from tfpolicies.rules import is_one_of
 from tfpolicies.storage.import_paths import Missing, class_of_name
 from tfpolicies.storage.json_values import decode_value
 from tfpolicies.storage.places import Place, Places, admitted
+from tfpolicies.types import Json, Setting
 
 _FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: makes what `env_config` names
 _MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like PettingZoo's
 
 
-def environment_of_file(source: Any) -> Any:
+def environment_of_file(source: Setting) -> Any:
     """Returns an environment that a file names, or a `Missing` if making it would import something.
 
     Names that are registered, here, with Gymnasium, EnvPool or PettingZoo, stay, since the file
@@ -56,13 +57,14 @@ def _is_of_pettingzoo(name: str) -> bool:
     )
 
 
-def _strategy_of_file(kind: Any) -> Any:
+def _strategy_of_file(kind: Setting) -> Any:
     """Returns the type of an exploration, or a `Missing` if it would be imported."""
-    is_path = isinstance(kind, str) and ("." in kind or ":" in kind)
-    return class_of_name(kind, "exploration") if is_path else kind
+    if isinstance(kind, str) and ("." in kind or ":" in kind):
+        return class_of_name(kind, "exploration")
+    return kind
 
 
-def _part_of_optimizer(value: Any) -> Any:
+def _part_of_optimizer(value: Setting) -> Any:
     """Returns a setting of an optimizer, or a `Missing` for an object that Keras would make."""
     if isinstance(value, Mapping):
         return Missing(f"{value.get('class_name', 'a dict')}")
@@ -70,14 +72,14 @@ def _part_of_optimizer(value: Any) -> Any:
     return value if is_plain else Missing(f"{value!r:.80} for an optimizer")
 
 
-def _type_of_optimizer(value: Any) -> Any:
+def _type_of_optimizer(value: Setting) -> Any:
     """Returns the name of an optimizer of Keras's own or registered here, else a `Missing`."""
     from tfpolicies.models.keras_names import is_optimizer  # needs Keras, unlike this module
 
     return value if is_optimizer(value) else Missing(f"{value}")
 
 
-def _rate(value: Any) -> Any:
+def _rate(value: Setting) -> Any:
     """Returns a learning rate, or a `Missing` for a dict that is no schedule of Keras's own."""
     if not isinstance(value, Mapping):
         return value
@@ -87,12 +89,12 @@ def _rate(value: Any) -> Any:
     return value if is_one_of(kind, *SCHEDULES) else Missing(f"{kind}")
 
 
-def _variables(value: Any) -> Any:
+def _variables(value: Mapping[str, str]) -> Any:
     """Returns a `Missing` for variables of processes, which choose what these load."""
     return Missing(f"the variables {', '.join(map(str, value))}") if value else value
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: Setting) -> Any:
     """Returns settings of TensorFlow sessions, or a `Missing` for texts, such as addresses."""
     if isinstance(value, Mapping):
         return {name: _numbers(each) for name, each in value.items()}
@@ -108,7 +110,7 @@ _MOST = 1024  # threads, for example
 def _at_most(limit: int) -> Callable[[Any], Any]:
     """Returns what gives a number, or a `Missing` for one that nobody means."""
 
-    def checked(value: Any) -> Any:
+    def checked(value: Setting) -> Any:
         if isinstance(value, int | float) and value > limit:
             return Missing(f"{value}, more than the {limit} that a file may choose")
         return value
@@ -197,7 +199,7 @@ ROSTER = {name: POLICY_SETTINGS[name] for name in _ROSTER}
 
 
 def decode_settings(
-    record: Any, places: Places = POLICY_SETTINGS, *, known: Mapping[str, Any] | None = None
+    record: Json, places: Places = POLICY_SETTINGS, *, known: Mapping[str, Any] | None = None
 ) -> Any:
     """Returns settings that `encode_value` stored, with a `Missing` for each foreign object.
 

@@ -24,7 +24,6 @@ from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
-from tfpolicies.rollout.mapping_check import require_unmapped
 from tfpolicies.rollout.policy_changes import (
     MappingAndTrainable,
     PolicyAddition,
@@ -393,10 +392,9 @@ class WorkerSet(Extensible):
             UsageError: if one is.
         """
         self._require_sendable({"policy_mapping_fn": policy_mapping_fn})
-        call = functools.partial(
-            require_unmapped, policy_id=policy_id, policy_mapping_fn=policy_mapping_fn
+        self.foreach_worker(
+            lambda worker: worker.policies.require_unmapped(policy_id, policy_mapping_fn)
         )
-        self.foreach_worker(call)
 
     def set_mapping_and_trainable(
         self, policy_mapping_fn: Callable[..., str], policies_to_train: Any

@@ -12,8 +12,7 @@ from tfpolicies.config.callbacks import DefaultCallbacks, overrides
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.policy.learning_batches import in_sequences, postprocessed
-from tfpolicies.rollout.collected import Collected, Trajectory
-from tfpolicies.rollout.columns import clipped_rewards
+from tfpolicies.rollout.collected import Collected, clipped_rewards
 from tfpolicies.rollout.running_returns import RunningReturns
 from tfpolicies.rollout.views import Lookback
 from tfpolicies.rollout.waiting import Waiting
@@ -42,7 +41,7 @@ class Postprocessor:
         self,
         clip_rewards: bool | float | None,
         callbacks: DefaultCallbacks,
-        worker: Any,
+        worker: object,
         policies: Mapping[str, Any],
         running: Callable[[], Collection[int]],
         enable_connectors: bool = True,
@@ -76,7 +75,11 @@ class Postprocessor:
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
         told = {x.policy_id for x in samples if calls_back or x.learning.postprocesses_trajectories}
         known = who() if told else {}
-        samples = [self._with_those_that_waited(sample) for sample in samples]
+        waiting = self._waiting
+        samples = [
+            waiting[sample.policy_id].join(sample) if sample.policy_id in waiting else sample
+            for sample in samples
+        ]
         originals = self._originals(samples, known) if told else {}
         found = {}
         for sample in samples:
@@ -91,19 +94,20 @@ class Postprocessor:
             )
         return found
 
-    def forget_waiting(self, trajectories: Collection[Trajectory]) -> None:
-        """Drops rows that wait for rows of some trajectories that will never come here."""
-        for waiting in self._waiting.values():
-            waiting.forget(trajectories)
+    def leave_out(self, sample: Collected, barred: np.ndarray) -> list[Collected]:
+        """Returns a sample without the trajectories whose last row is barred, bool `[R]`.
+
+        Rows of theirs that wait for later ones are dropped. Nothing is returned if nothing is left.
+        """
+        lost = [trajectory for trajectory, rows in sample.trajectories() if barred[rows.stop - 1]]
+        for waiting in self._waiting.values() if lost else ():
+            waiting.forget(lost)
+        return sample.without(barred)
 
     @property
     def holds_infos(self) -> bool:
         """Whether a row that waits has something in its info."""
         return any(waiting.holds_infos for waiting in self._waiting.values())
-
-    def _with_those_that_waited(self, sample: Collected) -> Collected:
-        waiting = self._waiting.get(sample.policy_id)
-        return sample if waiting is None else waiting.join(sample)
 
     def _ready(self, sample: Collected) -> Collected:
         """Returns the rows that need not wait for later ones, postprocessed if that is for all."""
@@ -128,17 +132,14 @@ class Postprocessor:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; what is missing in it begins anew."""
-        self._lookbacks, self._running_returns, self._waiting = {}, {}, {}
-        for name, saved in state.get("views", ()):
-            self._lookbacks[name] = Lookback()
-            self._lookbacks[name].set_state(saved)
-        for name, saved in state.get("returns", ()):
-            self._running_returns[name] = RunningReturns()
-            self._running_returns[name].set_state(saved)
-        for name, saved in state.get("waiting", ()):
-            if name in self._policies:
-                self._waiting[name] = Waiting()
-                self._waiting[name].set_state(saved, name, self._policies[name])
+        views, returns = state.get("views", ()), state.get("returns", ())
+        self._lookbacks = {name: Lookback.from_state(saved) for name, saved in views}
+        self._running_returns = {name: RunningReturns.from_state(saved) for name, saved in returns}
+        self._waiting = {
+            name: Waiting.from_state(saved, name, self._policies[name])
+            for name, saved in state.get("waiting", ())
+            if name in self._policies
+        }
 
     def _returns(self, sample: Collected) -> np.ndarray | None:
         """Returns the returns so far of a sample's rows, where its rewards are scaled by these."""

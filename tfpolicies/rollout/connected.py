@@ -15,6 +15,7 @@ from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.policy_connection import NO_PIPELINES, pipelines_of
 from tfpolicies.rollout.timing import now
+from tfpolicies.types import Structure
 
 
 def connected(envs: Environments, policy: Policy) -> Environments:
@@ -76,7 +77,7 @@ class ConnectedEnvironments(Environments):
         self.action.reset(self._ids)
         return self.agent(AgentStep(self.inner.reset(seeds), self._ids)).obs
 
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Structure) -> Step:
         started = now()
         actions = self.action(ActionStep(actions, self._ids)).actions
         sent = now()

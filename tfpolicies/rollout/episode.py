@@ -10,12 +10,17 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.envs.vector import Step
 from tfpolicies.errors import UsageError
 from tfpolicies.extensions import EXTENSIONS, Extensible
+from tfpolicies.types import Structure
 
 SINGLE_AGENT = "agent0"
 
 Tell = Callable[[str, Any, int], None]
+Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""A list of infos, or a vector environment's dict of columns."""
+
 _NOTHING: Mapping[Any, Any] = {}
 
 
@@ -161,19 +166,19 @@ class EpisodeFollower:
         rng: draws episode ids.
     """
 
-    def __init__(self, tell: Tell, worker: Any, num_envs: int, rng: np.random.Generator) -> None:
+    def __init__(self, tell: Tell, worker: object, num_envs: int, rng: np.random.Generator) -> None:
         self._tell = tell
         self._worker = worker
         self._rng = rng
         self._episodes: list[Episode] = []
         self._finished: list[list[Episode]] = [[] for _ in range(num_envs)]
 
-    def start_all(self, obs: Any) -> None:
+    def start_all(self, obs: Structure) -> None:
         """Begins a new episode in every environment, whose first observations are `obs`."""
         self._finished = [[] for _ in self._finished]
         self._episodes = [self._begin(i, obs) for i in range(len(self._finished))]
 
-    def _begin(self, index: int, obs: Any = None) -> Episode:
+    def _begin(self, index: int, obs: Structure | None = None) -> Episode:
         episode = Episode(int(self._rng.integers(10**18)), index, self._worker)
         self._tell("on_episode_created", episode, index)
         if obs is not None:
@@ -181,16 +186,16 @@ class EpisodeFollower:
         self._tell("on_episode_start", episode, index)
         return episode
 
-    def step(self, step: Any, actions: Any, columns: Mapping[str, np.ndarray]) -> None:
+    def step(self, step: Step, actions: Structure, columns: Mapping[str, np.ndarray]) -> None:
         """Takes over one step of all environments, by actions and columns of acting `[N, ...]`."""
         acted = own_columns(columns)
-        indices, place = step.final or ((), None)
+        indices, final_obs = step.final or ((), ())
         last = {int(index): k for k, index in enumerate(indices)}
         for i, episode in enumerate(self._episodes):
             if step.dead is not None and step.dead[i]:
                 episode.note({SINGLE_AGENT: _row(step.obs, i)})
                 continue
-            reached = _row(place, last[i]) if i in last else _row(step.obs, i)
+            reached = _row(final_obs, last[i]) if i in last else _row(step.obs, i)
             reward = float(step.rewards[i])
             ends = step.terminateds[i], step.truncateds[i]
             told = [reached, _row(actions, i), reward]
@@ -207,7 +212,7 @@ class EpisodeFollower:
                 self._finished[i].append(episode)
                 self._episodes[i] = self._begin(i, step.obs if i in last else None)
 
-    def around(self, rows: Any = None) -> dict[str, Any]:
+    def around(self, rows: Iterable[int] | None = None) -> dict[str, Any]:
         """Returns the episodes that actions are chosen in, and their last infos, by name.
 
         Args:
@@ -235,7 +240,7 @@ def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: x.copy() for name, x in columns.items()} if EXTENSIONS.records_steps else {}
 
 
-def with_notes(metrics: RolloutMetrics, episode: Any) -> RolloutMetrics:
+def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
     """Returns metrics with what callbacks noted in an episode of any kind.
 
     Raises:
@@ -265,18 +270,19 @@ def _is_real(value: Any) -> bool:
     return not isinstance(value, str | bytes)
 
 
-def _row(batch: Any, index: int) -> Any:
+def _row(batch: Structure, index: int) -> Any:
     """Returns a copy of one row, nested as the batch is."""
     return map_leaves(lambda leaf: np.asarray(leaf)[index].copy(), batch)
 
 
-def last_info_of(infos: Any, index: int) -> Mapping[str, Any]:
+def last_info_of(infos: Infos, index: int) -> Mapping[str, Any]:
     """Returns the info of one environment's step, not of the reset that may have followed it."""
     info = _info_of(infos, index)
-    return info.get("final_info", info)
+    last: Mapping[str, Any] = info.get("final_info", info)
+    return last
 
 
-def barred_in(infos: Any, count: int) -> list[int]:
+def barred_in(infos: Infos, count: int) -> list[int]:
     """Returns which of `count` environments say that steps up to this one are not to be learned.
 
     Their info has `training_enabled`, and that is false.
@@ -289,7 +295,7 @@ def barred_in(infos: Any, count: int) -> list[int]:
     return [i for i, info in enumerate(told) if not info.get("training_enabled", True)]
 
 
-def _info_of(infos: Any, index: int) -> Mapping[str, Any]:
+def _info_of(infos: Infos, index: int) -> Mapping[str, Any]:
     """Returns the info of one environment, from a list of them or a vector environment's dict."""
     if isinstance(infos, Sequence):
         return infos[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 _EVALUATION_SEED = 10_000
 
@@ -18,7 +18,7 @@ class EpisodeSeeds:
         used: how often seeds were given.
     """
 
-    def __init__(self, config: Any, worker_index: int) -> None:
+    def __init__(self, config: AlgorithmConfig, worker_index: int) -> None:
         self._config = config
         self._worker_index = worker_index
         self.used = 0

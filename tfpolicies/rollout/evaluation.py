@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,12 +14,12 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics, with_notes
-from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
-from tfpolicies.rollout.sampler import Goal, Played
+from tfpolicies.rollout.sampler import LONG, Goal, Played, warn_long_episode
 from tfpolicies.rollout.timing import StepTimes, now
+from tfpolicies.rollout.worker import Worker
 
 
-def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None = None) -> Played:
+def play(worker: Worker, amount: int, *, by_episodes: bool, seconds: float | None = None) -> Played:
     """Plays whole episodes in a worker's environments, without learning from them.
 
     Args:
@@ -32,7 +31,7 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
     Raises:
         UsageError: if the worker was stopped.
     """
-    if worker.environments is None:
+    if worker.environments is None or worker.sampler is None:
         raise UsageError("The evaluation worker was stopped.")
     limit = math.inf if seconds is None else now() + seconds * 1e9
     goal = Goal(amount, by_episodes, limit)
@@ -110,7 +109,8 @@ def play_episodes(
         if steps == report_at:
             waiting = np.flatnonzero((lengths >= LONG) & (done < shares))
             if len(waiting):
-                report_long_evaluation(int(waiting[0]), int(lengths[waiting[0]]))
+                first_one = int(waiting[0])
+                warn_long_episode(first_one, int(lengths[first_one]), evaluates=True)
             report_at *= 2
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             ended = RolloutMetrics(int(lengths[i]), float(returns[i]), perf_stats=times.means())

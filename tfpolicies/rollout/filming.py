@@ -18,6 +18,9 @@ from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.rollout.sampler import Goal
+from tfpolicies.types import Structure
+
+AnyEnv = gym.Env[Any, Any] | MultiAgentEnv
 
 Show = Callable[[np.ndarray, int, float], None]
 """Takes a picture, the steps of the episode so far, and its return so far."""
@@ -46,19 +49,18 @@ class Camera:
         self._runs = False
         self._steps, self._return = 0, 0.0
 
-    def in_front_of(self, env: Any) -> Any:
+    def in_front_of(self, env: AnyEnv) -> Any:
         """Returns an environment that does what `env` does, and is followed."""
         self.fps = render_fps(env)
-        kind = _FilmedAgents if isinstance(env, MultiAgentEnv) else _Filmed
-        return kind(env, self)
+        return _FilmedAgents(env, self) if isinstance(env, MultiAgentEnv) else _Filmed(env, self)
 
-    def started(self, env: Any, seed: int | None) -> None:
+    def started(self, env: AnyEnv, seed: int | None) -> None:
         """Is told of the beginning of an episode."""
         self._runs = seed is not None
         self._steps, self._return = 0, 0.0
         self._look(env)
 
-    def stepped(self, env: Any, reward: float, *, ended: bool) -> bool:
+    def stepped(self, env: AnyEnv, reward: float, *, ended: bool) -> bool:
         """Is told of a step; returns whether the episode is to be cut."""
         self._steps += 1
         self._return += reward
@@ -67,7 +69,7 @@ class Camera:
         self._runs = self._runs and not (ended or cut)
         return cut and not ended
 
-    def _look(self, env: Any) -> None:
+    def _look(self, env: AnyEnv) -> None:
         if self._runs and self._show is not None:
             # the first one of an episode opens SDL, as pygame does for each environment
             quiet = quiet_drawing() if self._steps == 0 else contextlib.nullcontext()
@@ -84,13 +86,15 @@ class _Filmed(gym.Wrapper):
         super().__init__(env)
         self._camera = camera
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         del options  # nobody here gives any
         found = self.env.reset(seed=seed)
         self._camera.started(self.env, seed)
         return found
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Structure) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)
         ended = bool(terminated or truncated)
         cut = self._camera.stepped(self.env, float(reward), ended=ended)
@@ -108,13 +112,15 @@ class _FilmedAgents(MultiAgentEnv):
                 setattr(self, name, getattr(env, name))
         self.get_agent_ids = env.get_agent_ids  # type: ignore[method-assign]
 
-    def observation_space_of(self, agent_id: Hashable) -> gym.Space:
+    def observation_space_of(self, agent_id: Hashable) -> gym.Space[Any]:
         return self.env.observation_space_of(agent_id)
 
-    def action_space_of(self, agent_id: Hashable) -> gym.Space:
+    def action_space_of(self, agent_id: Hashable) -> gym.Space[Any]:
         return self.env.action_space_of(agent_id)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         del options
         found = self.env.reset(seed=seed)
         self._camera.started(self.env, seed)

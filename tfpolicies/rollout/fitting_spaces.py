@@ -22,13 +22,18 @@ Spaces = tuple[Any, Any]  # of observations and of actions
 
 _NAMES = ("observation_space", "action_space")
 _DIFFERENCES = ("parts", "kind", "shape", "number of values", "dtype", "bounds")  # by weight
+_PLURALS = ("parts", "bounds")
 _OF_NUMBERS = ("dtype", "bounds")  # for which weights fit all the same
 _NESTED = (spaces.Dict, spaces.Tuple)
 _MOST_AGENTS = 4096  # that are remembered per policy
 
 
 def require_fitting_spaces(
-    policy_id: str, policy: Policy, whose: str, observation_space: Any, action_space: Any
+    policy_id: str,
+    policy: Policy,
+    whose: str,
+    observation_space: gym.Space[Any] | None,
+    action_space: gym.Space[Any] | None,
 ) -> None:
     """Checks that a policy can read what an environment gives, and that its actions are allowed.
 
@@ -100,15 +105,11 @@ def require_trained_spaces(
             )
             raise SpaceError(
                 f"Policy {policy_id!r} was trained with the {name} {mine}, but the environment has "
-                f"{own}, with {_worded(what)}. {advice}."
+                f"{own}, with {'other' if what in _PLURALS else 'another'} {what}. {advice}."
             )
 
 
-def _worded(what: str) -> str:
-    return f"other {what}" if what in ("parts", "bounds") else f"another {what}"
-
-
-def difference(one: gym.Space, other: gym.Space) -> str | None:
+def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
     """Returns the weightiest thing in which two spaces differ; None if they are equal.
 
     >>> difference(spaces.Discrete(2), spaces.Discrete(3))
@@ -128,18 +129,14 @@ def difference(one: gym.Space, other: gym.Space) -> str | None:
         return "kind"
     if one.shape != other.shape:
         return "shape"
-    if not isinstance(one, spaces.Box) and not np.array_equal(_counts(one), _counts(other)):
-        return "number of values"
+    if not isinstance(one, spaces.Box):
+        (first, last), (low, high) = _range(one), _range(other)
+        if not np.array_equal(last - first, high - low):
+            return "number of values"
     return "bounds" if one.dtype == other.dtype else "dtype"
 
 
-def _counts(space: Any) -> Any:
-    """Returns how many values each entry of a Discrete or its like has."""
-    low, high = _range(space)
-    return high - low
-
-
-def holds(wide: gym.Space, narrow: gym.Space, *, in_part: bool = False) -> bool:
+def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False) -> bool:
     """Whether elements of one space can be taken for elements of another.
 
     Spaces that are neither Dict, Tuple, Box, Discrete, MultiDiscrete nor MultiBinary are not
@@ -156,7 +153,7 @@ def holds(wide: gym.Space, narrow: gym.Space, *, in_part: bool = False) -> bool:
     both = (wide, narrow)
     if not all(isinstance(space, (*_NESTED, *LEAF_SPACES)) for space in both):
         return True
-    if all(isinstance(space, _NESTED) for space in both):
+    if isinstance(wide, _NESTED) and isinstance(narrow, _NESTED):
         outer, inner = _parts(wide), _parts(narrow)
         if not (outer.keys() <= inner.keys() if in_part else outer.keys() == inner.keys()):
             return False
@@ -171,7 +168,7 @@ def holds(wide: gym.Space, narrow: gym.Space, *, in_part: bool = False) -> bool:
     return bool(np.all(first <= low) and np.all(high <= last))
 
 
-def _parts(space: Any) -> dict[Any, gym.Space]:
+def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> dict[Any, gym.Space[Any]]:
     return dict(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
 
 
@@ -195,7 +192,7 @@ class AgentSpaces:
         self._observed = observed
         self._met: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
 
-    def check(self, env: Any, agent: Hashable, policy_id: str, policy: Policy) -> None:
+    def check(self, env: object, agent: Hashable, policy_id: str, policy: Policy) -> None:
         """Checks that a policy can act for an agent; see `require_fitting_spaces`.
 
         What the environment does not tell is not checked; nor is what stands behind connectors,
@@ -219,9 +216,10 @@ class AgentSpaces:
         met.add(agent)
 
 
-def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space | None:
+def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space[Any] | None:
     """Returns the `observation_space` or `action_space` of an agent; None if nobody tells it."""
     try:
-        return getattr(env, f"{name}_of")(agent)
+        space: gym.Space[Any] = getattr(env, f"{name}_of")(agent)
+        return space
     except EnvError:  # it has none, or none for this agent
         return None

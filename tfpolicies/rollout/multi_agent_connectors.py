@@ -93,7 +93,7 @@ class Connections:
         """Forgets the rows of a policy that is gone."""
         self.connected = [each for each in self.connected if each is not rows]
 
-    def _space_of(self, env_id: int, agent: Hashable) -> spaces.Space | None:
+    def _space_of(self, env_id: int, agent: Hashable) -> spaces.Space[Any] | None:
         env = self._envs.envs[env_id]
         return space_of(env, "observation_space", agent) if self._space_is_known else None
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfpolicies.envs.repairs import are_sound
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.collected import Collected
 from tfpolicies.rollout.multi_agent_episode import Copy
@@ -70,7 +68,7 @@ class Ledger:
         for name in ("unroll_id", "eps_id", "agent_index"):
             columns[name][where] = of_seats[name][seats]
         of_seats["record"][seats] = np.arange(where.start, where.stop)
-        return where.start
+        return int(where.start)
 
     def _begin_step(self) -> None:
         self._earning: list[np.ndarray] = []
@@ -104,14 +102,10 @@ class Ledger:
         self._ending.append((seat, terminated, truncated))
 
     def book_rewards(self) -> None:
-        """Books the rewards that were collected, so that seats have all they earned so far.
-
-        Raises:
-            EnvError: if a reward is no number.
-        """
+        """Books the rewards that were collected, so that seats have all they earned so far."""
         if self._earning:
             of_seats = self.seats.columns
-            earning, earned = np.concatenate(self._earning), _as_numbers(self._earned)
+            earning, earned = np.concatenate(self._earning), np.array(self._earned, np.float64)
             of_seats["earned"][earning] += earned
             of_seats["total"][earning] += earned
             self._earning, self._earned = [], []
@@ -121,9 +115,6 @@ class Ledger:
 
         Returns:
             The transitions that were closed in each copy, int64 `[num_copies]`.
-
-        Raises:
-            EnvError: if a reward is no number.
         """
         self.book_rewards()
         closed = self._close_all() if self._closing else np.zeros(0, np.int64)
@@ -166,19 +157,9 @@ class Ledger:
 
     def take(self, taken: np.ndarray, copies: Sequence[Copy]) -> list[Collected]:
         """Returns the rows of the records marked, bool `[K]`, by policy, and forgets them."""
-        barred = list(self.seats.barred)
-        used = taken & ~np.isin(self.records["unroll_id"], barred) if barred else taken
-        samples = [self._sample_of(rows, used, copies) for rows in self.rows.values()]
+        samples = [self._sample_of(rows, taken, copies) for rows in self.rows.values()]
         self.keep(~taken)
         return [sample for sample in samples if sample is not None]
-
-    def barred(self, taken: np.ndarray) -> set[tuple[int, ...]]:
-        """Returns the trajectories of which rows are among those marked, but must not be used."""
-        records, barred = self.records, list(self.seats.barred)
-        if not barred:
-            return set()
-        lost = np.flatnonzero(taken & np.isin(records["unroll_id"], barred))
-        return {(int(records["eps_id"][i]), int(records["agent_index"][i])) for i in lost}
 
     def _sample_of(
         self, rows: PolicyRows, taken: np.ndarray, copies: Sequence[Copy]
@@ -284,31 +265,16 @@ class Ledger:
             rows.finals = {n: leaves for n, leaves in rows.finals.items() if n in kept}
 
 
-def _as_numbers(rewards: Sequence[Any]) -> np.ndarray:
-    try:
-        numbers = np.array(rewards, np.float64)
-    except (TypeError, ValueError):
-        raise not_numbers(rewards) from None
-    if numbers.ndim != 1 or not are_sound(numbers):
-        raise not_numbers(rewards)
-    return numbers
-
-
-def not_numbers(rewards: Iterable[Any], agents: Iterable[Any] = ()) -> EnvError:
-    """Returns the error about the first of some rewards that is no number.
-
-    Args:
-        rewards: what was given for numbers.
-        agents: the agents that they are of, if that is known.
-    """
-    named = itertools.zip_longest(rewards, (f"that of agent {agent!r}" for agent in agents))
-    wrong, whose = next((pair for pair in named if not _is_number(pair[0])), (None, None))
+def not_numbers(rewards: Mapping[Any, Any]) -> EnvError:
+    """Returns the error about the first of some rewards, by agent, that is no number."""
+    wrong = [(f"that of agent {agent!r}", x) for agent, x in rewards.items() if not _is_number(x)]
+    whose, reward = wrong[0] if wrong else ("one", None)
     return EnvError(
-        f"Rewards must be one finite number for each agent, but {whose or 'one'} is {wrong!r}. "
+        f"Rewards must be one finite number for each agent, but {whose} is {reward!r}. "
         "Return floats."
     )
 
 
-def _is_number(reward: Any) -> bool:
+def _is_number(reward: object) -> bool:
     array = np.asarray(reward)
     return array.ndim == 0 and array.dtype.kind in "biuf" and bool(np.isfinite(array))

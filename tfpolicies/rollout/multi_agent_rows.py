@@ -20,8 +20,8 @@ from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.rollout.columns import require_same_columns
-from tfpolicies.rollout.episode import own_columns
+from tfpolicies.rollout.collected import require_same_columns
+from tfpolicies.rollout.episode import Episode, own_columns
 
 NOBODY = 0
 """The seat that takes what is meant for agents without one."""
@@ -107,7 +107,7 @@ class Seats(Table):
         for name in self.columns:
             self.columns[name][NOBODY] = -1 if name == "record" else 0
 
-    def take(self, episode: Any, agent: Hashable, agent_index: int) -> int:
+    def take(self, episode: Episode, agent: Hashable, agent_index: int) -> int:
         """Gives a seat to an agent at its first observation."""
         seat = self.free.pop() if self.free else self.append(1).start
         columns = self.columns
@@ -122,17 +122,17 @@ class Seats(Table):
         """Returns the unroll id of the running piece of a seat's trajectory."""
         return int(self.columns["unroll_id"][seat])
 
-    def recognise(self, seat: int, episode: Any, agent: Hashable) -> None:
+    def recognise(self, seat: int, episode: Episode, agent: Hashable) -> None:
         """Takes down who has a seat that is taken already."""
         self.who[self.unroll(seat)] = (episode, agent)
 
-    def turn_page(self, seat: int, episode: Any, agent: Hashable) -> None:
+    def turn_page(self, seat: int, episode: Episode, agent: Hashable) -> None:
         """Begins a new piece of an agent's trajectory."""
         unroll = self.columns["unroll_id"]
         self.who.pop(int(unroll[seat]), None)
         unroll[seat] = self._new_unroll(episode, agent)
 
-    def _new_unroll(self, episode: Any, agent: Hashable) -> int:
+    def _new_unroll(self, episode: Episode, agent: Hashable) -> int:
         unroll, self.next_unroll = self.next_unroll, self.next_unroll + 1
         self.who[unroll] = (episode, agent)
         return unroll
@@ -156,7 +156,7 @@ class Stacker:
         leaves: of the space.
     """
 
-    def __init__(self, space: gym.Space) -> None:
+    def __init__(self, space: gym.Space[Any]) -> None:
         self.leaves = leaves(space)
         self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
 
@@ -166,16 +166,23 @@ class Stacker:
         Raises:
             ValueError, TypeError, KeyError, IndexError: see `write`.
         """
-        found = self.empty(len(observed))
-        for leaf, target in zip(self.leaves, found, strict=True):
-            self.write(leaf, observed, target)
-        return found
+        return self.write(observed, self.empty(len(observed)))
 
     def empty(self, count: int) -> list[np.ndarray]:
         """Returns leaves `[count, ...]` to write into."""
         return [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
-    def write(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
+    def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
+        """Writes single observations into leaves `[K, ...]`, and returns these.
+
+        Raises:
+            ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
+        """
+        for leaf, target in zip(self.leaves, targets, strict=True):
+            self._write_leaf(leaf, observed, target)
+        return targets
+
+    def _write_leaf(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
         """Writes one leaf of single observations into `target` `[K, ...]`.
 
         Raises:
@@ -276,14 +283,12 @@ class PolicyRows:
 
     def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
         """Writes single observations into leaves `[K, ...]`, and returns these; see `stacked`."""
-        for leaf, target in zip(self.leaves, targets, strict=True):
-            try:
-                self.stacker.write(leaf, observed, target)
-            except (ValueError, TypeError, KeyError, IndexError):
-                for obs in observed:
-                    check_observation(self.policy.observation_space, obs, self._whose)
-                raise
-        return targets
+        try:
+            return self.stacker.write(observed, targets)
+        except (ValueError, TypeError, KeyError, IndexError):
+            for obs in observed:
+                check_observation(self.policy.observation_space, obs, self._whose)
+            raise
 
 
 def _shapes(values: Sequence[Any]) -> set[tuple[int, ...]]:

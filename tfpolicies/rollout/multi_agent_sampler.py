@@ -26,8 +26,7 @@ from tfpolicies.policy_map.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
-from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation, report_long_sample
-from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+from tfpolicies.rollout.metrics import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_connectors import (
     Connections,
     check_observations,
@@ -37,8 +36,10 @@ from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.policy_connection import pipelines_of
-from tfpolicies.rollout.sampler import Goal, Played, Sampler
+from tfpolicies.rollout.sampler import LONG, Goal, Played, Sampler, warn_long_episode
 from tfpolicies.rollout.timing import now
+from tfpolicies.rollout.worker_policies import WorkerPolicies
+from tfpolicies.types import Structure
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -74,11 +75,13 @@ class MultiAgentSampler(Sampler):
         metrics: whole episodes are reported with the batch that they are in.
     """
 
+    envs: MultiAgentEnvironments
+
     def __init__(
         self,
         envs: MultiAgentEnvironments,
         policies: Mapping[str, Any],
-        worker_policies: Any,
+        worker_policies: WorkerPolicies,
         *,
         count_agent_steps: bool = False,
         observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
@@ -207,7 +210,7 @@ class MultiAgentSampler(Sampler):
             )
         return found
 
-    def _call(self, moment: str, episode: Any, env_index: int) -> None:
+    def _call(self, moment: str, episode: MultiAgentEpisode, env_index: int) -> None:
         self._own_code_ran |= overrides(self._callbacks, moment)
         self._tell(moment, episode, env_index)
 
@@ -379,7 +382,7 @@ class MultiAgentSampler(Sampler):
         self.envs.repairs.stepped(copy.index)
         self._env_steps[copy.index] += 1
         if self._complete and episode.length == LONG and not over:
-            report_long_sample(copy.index, LONG)
+            warn_long_episode(copy.index, LONG)
         if self._notes:
             episode.note(obs, moves, rewards, terminateds, truncateds)
         return over
@@ -533,7 +536,7 @@ class MultiAgentSampler(Sampler):
                     played.append(self._metrics_of(episode))
                     done[copy.index] += 1 if goal.by_episodes else episode.length
                 elif episode.length == LONG:
-                    report_long_evaluation(copy.index, LONG)
+                    warn_long_episode(copy.index, LONG, evaluates=True)
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
             self._ledger.keep(self._ledger.records["t"] < 0)
             self._ledger.forget_trajectories(self._copies)
@@ -567,8 +570,10 @@ class MultiAgentSampler(Sampler):
 
     def _hand_out(self, taken: np.ndarray, env_steps: int) -> MultiAgentBatch:
         ledger = self._ledger
-        self._postprocessor.forget_waiting(ledger.barred(taken))
         samples = ledger.take(taken, self._copies)
+        if barred := list(ledger.seats.barred):
+            marked = ((x, np.isin(x.columns["unroll_id"], barred)) for x in samples)
+            samples = [kept for pair in marked for kept in self._postprocessor.leave_out(*pair)]
         batches = self._postprocessor.batches(samples, lambda: ledger.seats.who)
         if not self._complete:
             ledger.turn_pages(self._copies)
@@ -577,47 +582,35 @@ class MultiAgentSampler(Sampler):
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns what continues the running episodes, or None if that is not possible.
+    def _keeps_anything(self) -> bool:
+        """Whether callbacks follow episodes, infos wait, or connectors remember something."""
+        follows = follows_episodes(self._callbacks) or self._ledger.has_infos()
+        return follows or bool(self._connections.connected)
 
-        It is not where an environment cannot tell its state, and where callbacks follow single
-        episodes: what they keep with an episode may be anything; so may infos that wait. Nor is it
-        where a policy that plays has connectors: what they remember is not told. The policies'
-        states are apart.
-        """
-        untold = follows_episodes(self._callbacks) or self._ledger.has_infos()
-        untold = untold or self._postprocessor.holds_infos
-        untold = untold or bool(self._connections.connected)
-        states = None if untold else self.envs.get_state()
-        if states is None or not self._copies:
+    def _get_running(self) -> dict[str, Any] | None:
+        """Returns the running episodes; the policies' states are apart."""
+        if not self._copies:
             return None
         return {
-            "envs": states,
             "ledger": multi_agent_state.ledger_state(self._ledger),
             "copies": [multi_agent_state.copy_state(copy) for copy in self._copies],
             "ended": multi_agent_state.ended_state(self._ledger, self._copies),
             "finished": [[*done[:3], *metrics_state(done.metrics)] for done in self._finished],
             "steps": [self._env_steps.copy(), self._agent_steps.copy()],
             "episode_agent_steps": self._episode_agent_steps.copy(),
-            "pending": metrics_state(self.metrics),
-            "rng": self.rng.bit_generator.state,
-            **self._postprocessor.get_state(),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `get_state` was called.
+    def _set_running(self, state: Mapping[str, Any]) -> bool:
+        """Restores the running episodes.
 
-        Running episodes go on with the policies that they had, and map agents that come later by
-        the present mapping function. Where one of these policies is no longer there, or has
-        connectors now, or there are not as many copies, new episodes begin.
+        They go on with the policies that they had, and map agents that come later by the present
+        mapping function. Where one of these policies is no longer there, or has connectors now, or
+        there are not as many copies, they cannot be restored.
         """
         played = [self.policies.get(policy_id) for policy_id, _ in state["ledger"]["rows"]]
-        self.metrics = restored_metrics(state["pending"])
-        self.rng.bit_generator.state = state["rng"]
         others = any(policy is None or any(pipelines_of(policy)) for policy in played)
         if others or len(state["copies"]) != self.envs.num_envs:
-            self.reset(None)
-            return
+            return False
         ledger = self._new_ledger()
         multi_agent_state.restore_ledger(ledger, state["ledger"], self.policies)
         for rows in ledger.rows.values():
@@ -631,14 +624,13 @@ class MultiAgentSampler(Sampler):
             episode = self._new_episode(saved["env_index"], 0)
             multi_agent_state.restore_episode(episode, saved, ended=True)
             ledger.seats.who.update({unroll: (episode, agent) for unroll, agent in trajectories})
-        self.envs.set_state(state["envs"])
         self._finished = [
             _Finished(number, env, agent, restored_metrics(metrics))
             for number, env, agent, *metrics in state["finished"]
         ]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
-        self._postprocessor.set_state(state)
+        return True
 
 
 def _total(rewards: Mapping[Any, Any]) -> float:
@@ -650,10 +642,10 @@ def _total(rewards: Mapping[Any, Any]) -> float:
                 return number
     except (TypeError, ValueError):
         pass
-    raise not_numbers(rewards.values(), rewards)
+    raise not_numbers(rewards)
 
 
-def _give(rows: PolicyRows, actions: Any) -> None:
+def _give(rows: PolicyRows, actions: Structure) -> None:
     """Hands the actions of a policy to the copies whose agents waited for them."""
     if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind == "i":
         single = actions.tolist()

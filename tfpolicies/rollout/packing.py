@@ -42,15 +42,16 @@ class Packing:
 
     def pack(self, column: np.ndarray) -> np.ndarray:
         """Returns a column `[R, ...]` as `[N, T, ...]`; zeros fill it up."""
-        if self._where is None:
-            return column.reshape(*self.shape, *column.shape[1:])
-        packed = np.zeros((self.shape[0] * self.shape[1], *column.shape[1:]), column.dtype)
-        packed[self._where] = column
-        return packed.reshape(*self.shape, *column.shape[1:])
+        packed = column
+        if self._where is not None:
+            packed = np.zeros((self.shape[0] * self.shape[1], *column.shape[1:]), column.dtype)
+            packed[self._where] = column
+        result: np.ndarray = packed.reshape(*self.shape, *column.shape[1:])
+        return result
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
         """Returns what stands where the rows stand, `[R, ...]` of `[N, T, ...]`."""
-        flat = packed.reshape(-1, *packed.shape[2:])
+        flat = packed.reshape((-1, *packed.shape[2:]))
         return flat if self._where is None else flat[self._where]
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,10 +64,12 @@ class Packing:
         """Returns, for each row, which row stands at step `steps` of its place in the array."""
         where, width = self._where, self.shape[1]
         if where is None:
-            return np.arange(len(steps)) // width * width + steps
-        row_at = np.zeros(self.shape[0] * width, np.int64)
-        row_at[where] = np.arange(len(where))
-        return row_at[where // width * width + steps]
+            where, row_at = np.arange(len(steps)), None
+        else:
+            row_at = np.zeros(self.shape[0] * width, np.int64)
+            row_at[where] = np.arange(len(where))
+        places: np.ndarray = where // width * width + steps
+        return places if row_at is None else row_at[places]
 
 
 class PackedColumns(Mapping[str, np.ndarray]):

@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpolicies.errors import UsageError
+from tfpolicies.rollout.worker import Worker
 
 
-class ParallelIteratorWorker:
-    """Base class of workers that parallel iterators draw from; a subclass has `sample()`."""
+class ParallelIteratorWorker(Worker):
+    """Base class of workers that parallel iterators draw from."""
 
     _items: Iterator[Any] | None = None
     _slices: dict[int, list[deque[Any]]]  # by step: what was drawn for each start
-
-    def sample(self) -> Any:
-        """Returns a batch."""
-        raise NotImplementedError
 
     def par_iter_init(self, transform: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         """Begins an endless iterator over `sample()`.

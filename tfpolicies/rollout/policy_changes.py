@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
+import gymnasium as gym
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.multi_agent import MappingFn, ToTrain, as_predicate, require_mapping_fn
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, PolicyExistsError, UsageError
 from tfpolicies.policy.policy import Policy
@@ -52,16 +55,16 @@ class PolicyAddition:
         cls,
         policy_ids: Collection[str],
         policy_id: str,
-        policy_cls: Any = None,
-        policy: Any = None,
+        policy_cls: type[Policy] | None = None,
+        policy: Policy | None = None,
         *,
-        observation_space: Any = None,
-        action_space: Any = None,
-        config: Any = None,
+        observation_space: gym.Space[Any] | None = None,
+        action_space: gym.Space[Any] | None = None,
+        config: Mapping[str, Any] | AlgorithmConfig | None = None,
         policy_state: Mapping[str, Any] | None = None,
-        policy_mapping_fn: Any = None,
-        policies_to_train: Any = None,
-        module_spec: Any = None,
+        policy_mapping_fn: MappingFn | None = None,
+        policies_to_train: Collection[str] | ToTrain = None,
+        module_spec: object = None,
     ) -> PolicyAddition:
         """Checks the arguments of `add_policy` and returns them as one value.
 
@@ -124,7 +127,7 @@ def require_new_id(policy_id: str, policy_ids: Collection[str]) -> None:
         )
 
 
-def _require_one(policy_cls: Any, policy: Any) -> None:
+def _require_one(policy_cls: type[Policy] | None, policy: Policy | None) -> None:
     if (policy_cls is None) == (policy is None):
         raise UsageError(
             "Only one of `policy_cls` and `policy` must be given to add_policy, got "
@@ -134,10 +137,13 @@ def _require_one(policy_cls: Any, policy: Any) -> None:
         raise UsageError(f"policy must be a Policy, got {policy!r}; give a class as `policy_cls`.")
 
 
-class HoldsPolicies(Protocol):
+_Added = TypeVar("_Added", covariant=True)
+
+
+class HoldsPolicies(Protocol[_Added]):
     """A worker, or several, whose policies a transaction changes."""
 
-    def apply(self, addition: PolicyAddition) -> Any:
+    def apply(self, addition: PolicyAddition) -> _Added:
         """Adds a policy."""
 
     def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
@@ -173,8 +179,8 @@ class PolicyTransaction:
         return self
 
     def add(
-        self, workers: HoldsPolicies, addition: PolicyAddition, before: MappingAndTrainable
-    ) -> Any:
+        self, workers: HoldsPolicies[_Added], addition: PolicyAddition, before: MappingAndTrainable
+    ) -> _Added:
         """Adds a policy to a worker, or to several.
 
         Args:
@@ -188,7 +194,12 @@ class PolicyTransaction:
         self._undo.callback(workers.revert, addition.policy_id, before)
         return workers.apply(addition)
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(
+        self,
+        kind: object,
+        error: BaseException | None,
+        traceback: object,
+    ) -> None:
         if error is None:
             self._undo.pop_all()
         self._undo.close()

@@ -19,7 +19,8 @@ from tfpolicies.envs.repairs import are_sound, unsound
 from tfpolicies.errors import ConfigError, ObservationError, SpaceError
 from tfpolicies.models.spaces import batch_leaves, leaves, nest
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker
+from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker, Table
+from tfpolicies.types import Structure
 
 Pipelines = tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]
 NO_PIPELINES: Pipelines = (None, None)
@@ -52,7 +53,7 @@ class Connection:
         self,
         rows: PolicyRows,
         seats: Seats,
-        space_of: Callable[[int, Any], spaces.Space | None],
+        space_of: Callable[[int, Any], spaces.Space[Any] | None],
     ) -> None:
         self.pipelines = pipelines_of(rows.policy)
         self._agent, self._action = self.pipelines
@@ -60,9 +61,10 @@ class Connection:
         self._rows = rows
         self._seats = seats
         self._space_of = space_of
-        self._admitted: spaces.Space | None = None  # the space of the agent that came last
-        self._env_ids = np.zeros(0, np.int64)  # by seat
-        self._last: list[np.ndarray] = []  # by seat, leaves of what the environment gave last
+        self._admitted: spaces.Space[Any] | None = None  # the space of the agent that came last
+        # by seat: the environment, and the leaves of what that gave last
+        self._table = Table({"env_id": ((), np.int64)})
+        self._last: list[str] = []  # the names of these leaves
 
     # -- who is there -------------------------------------------------------------------------
 
@@ -76,12 +78,11 @@ class Connection:
         if self._stacker is None or space is not self._admitted:
             self._check(agent, space)
             self._admitted = space
-        if seat >= len(self._env_ids):
-            self._env_ids = _grown(self._env_ids, self._seats.capacity)
-            self._last = [_grown(leaf, self._seats.capacity) for leaf in self._last]
-        self._env_ids[seat] = env_id
+        if seat >= self._table.used:
+            self._table.append(seat + 1 - self._table.used)
+        self._table.columns["env_id"][seat] = env_id
 
-    def _check(self, agent: Hashable, space: spaces.Space | None) -> None:
+    def _check(self, agent: Hashable, space: spaces.Space[Any] | None) -> None:
         """Checks that an agent's observations go in, and what the policy acts on comes out."""
         policy = self._rows.policy
         if self._agent is None:
@@ -112,11 +113,13 @@ class Connection:
             self._action.connect(policy.action_space)
         if self._stacker is None:
             self._stacker = Stacker(pipeline.space)
-            self._last = self._stacker.empty(0)
+            kinds = {leaf.name("obs"): (leaf.shape, leaf.dtype) for leaf in self._stacker.leaves}
+            self._table.add_columns(kinds)
+            self._last = list(kinds)
 
     def env_ids(self, seats: np.ndarray) -> np.ndarray:
         """Returns the environments of seats, int64 `[K]` both."""
-        return self._env_ids[seats]
+        return self._table["env_id"].take(seats)
 
     def reset(self, env_ids: np.ndarray) -> None:
         """Forgets the episodes of environments, int64 `[K]`."""
@@ -138,12 +141,12 @@ class Connection:
             ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
         """
         taken = self._stacker.stacked(observed)
-        for leaf, rows in zip(self._last, taken, strict=True):
-            leaf[seats[: len(observed)]] = rows
-        return nest(self._agent.space, [leaf[seats] for leaf in self._last])  # type: ignore[union-attr]
+        for name, rows in zip(self._last, taken, strict=True):
+            self._table[name][seats[: len(observed)]] = rows
+        return nest(self._agent.space, [self._table[name][seats] for name in self._last])  # type: ignore[union-attr]
 
     def see(
-        self, obs: Any, seats: np.ndarray, rewards: np.ndarray | None
+        self, obs: Structure, seats: np.ndarray, rewards: np.ndarray | None
     ) -> tuple[list[np.ndarray], np.ndarray | None]:
         """Returns what the policy sees: leaves `[K, ...]`, and rewards float64 `[K]` if given.
 
@@ -158,7 +161,7 @@ class Connection:
         """
         pipeline: Any = self._agent
         agents = self._seats.columns["agent_index"][seats]
-        step = pipeline(AgentStep(obs, self._env_ids[seats], rewards, agents))
+        step = pipeline(AgentStep(obs, self.env_ids(seats), rewards, agents))
         whose = f"the connectors of policy {self._rows.policy_id!r}"
         stacker = self._rows.stacker
         arrays = batch_leaves(stacker.leaves, step.obs, f"what {whose} give")
@@ -178,22 +181,15 @@ class Connection:
             )
         return arrays, found
 
-    def act(self, actions: Any, seats: np.ndarray) -> Any:
+    def act(self, actions: Structure, seats: np.ndarray) -> Any:
         """Returns what the environments get of a policy's actions `[K, ...]`, likewise nested."""
         if not self._action:
             return actions
         agents = self._seats.columns["agent_index"][seats]
-        return self._action(ActionStep(actions, self._env_ids[seats], agents)).actions
+        return self._action(ActionStep(actions, self.env_ids(seats), agents)).actions
 
 
-def _grown(array: np.ndarray, length: int) -> np.ndarray:
-    """Returns an array with more rows, which are zero."""
-    grown = np.zeros((length, *array.shape[1:]), array.dtype)
-    grown[: len(array)] = array
-    return grown
-
-
-def _form(space: gym.Space) -> list[tuple[Any, ...]]:
+def _form(space: gym.Space[Any]) -> list[tuple[Any, ...]]:
     """Returns what must be the same of two spaces for observations of one to pass as the other's.
 
     Raises:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 import gymnasium as gym
+import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.idioms import missing_attribute
-from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.config.multi_agent import MappingFn, ToTrain, as_predicate, require_mapping_fn
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
@@ -24,20 +25,21 @@ from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout import worker_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
-from tfpolicies.rollout.mapping_check import require_unmapped
-from tfpolicies.rollout.multi_policy_learner import MultiPolicyLearner
+from tfpolicies.rollout.learning_worker import LearningWorker
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.observation_filters import ObservationFilters
 from tfpolicies.rollout.parallel_iterator_worker import ParallelIteratorWorker
 from tfpolicies.rollout.policy_changes import PolicyAddition
 from tfpolicies.rollout.sampler import Sampler
-from tfpolicies.rollout.samplers import make_sampler
+from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
+from tfpolicies.rollout.worker import Spaces
 from tfpolicies.rollout.worker_environments import make_worker_environments
-from tfpolicies.rollout.worker_policies import MappingFn, WorkerPolicies
+from tfpolicies.rollout.worker_policies import WorkerPolicies, select_ids
 from tfpolicies.rollout.worker_process import WorkerProcess
 from tfpolicies.storage.pickling import refuse_pickling
 
 
-class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
+class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Extensible):
     """Collects experience of policies in environments.
 
     Args:
@@ -98,10 +100,10 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         num_workers: int | None = None,
         recreated_worker: bool = False,
         log_dir: str | None = None,
-        spaces: Mapping[str, tuple[gym.Space, gym.Space]] | None = None,
+        spaces: Mapping[str, Spaces] | None = None,
         default_policy_class: type[Policy] | None = None,
         dataset_shards: list[Any] | None = None,
-        tf_session_creator: Any = -1,
+        tf_session_creator: object = -1,
     ) -> None:
         arguments = dict(locals())
         del arguments["self"], arguments["__class__"]
@@ -118,15 +120,14 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         self.log_dir = log_dir
         self.spaces = dict(spaces or {})
         make_callbacks = self.config["callbacks"] or DefaultCallbacks
-        self.callbacks: DefaultCallbacks = make_callbacks()
-        self.global_vars: dict[str, Any] = {"timestep": 0, "num_grad_updates_per_policy": {}}
+        self.callbacks = make_callbacks()
+        self.global_vars = {"timestep": 0, "num_grad_updates_per_policy": {}}
         self.weights_seq_no: int | None = None
         self.flushes_filters = True
         self.seeds = EpisodeSeeds(self.config, worker_index)
-        self._stopped = False
         self.has_episodes = False
-        self._first_batch: Any = None
-        self.environments: Environments | MultiAgentEnvironments | None = None
+        self._first_batch: SampleBatch | MultiAgentBatch | None = None
+        self.environments = None
         self.watchdog: Watchdog | None = None
         self.seconds_to_make = 0.0
         source = env_creator if env_creator is not None else self.config.env
@@ -136,11 +137,10 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
             )
         self.policies = WorkerPolicies(self)
         self.observation_filters = ObservationFilters(self.policies.policy_map)
-        self._learner = MultiPolicyLearner(self.policies)
         try:
             for policy_id, spec in self.policies.complete_specs(None).items():
                 self.policies.make(policy_id, spec)
-            self.sampler = make_sampler(self, self.seeds.for_purpose("episodes"))
+            self.sampler = self._make_sampler()
         except BaseException:
             self.stop()
             raise
@@ -160,12 +160,33 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
             recreated_worker=self.recreated_worker,
         )
 
-    # -- sampling -----------------------------------------------------------------------------
+    def _make_sampler(self) -> Sampler | None:
+        """Returns what steps the environments, None without any."""
+        envs, config = self.environments, self.config
+        if envs is None:
+            return None
+        settings: dict[str, Any] = {
+            "fragment_length": config.fragment_length(envs.num_envs, self.worker_index),
+            "complete_episodes": config.batch_mode == "complete_episodes",
+            "clip_rewards": config.clip_rewards,
+            "enable_connectors": config.enable_connectors,
+            "rng": np.random.default_rng(self.seeds.for_purpose("episodes")),
+            "callbacks": self.callbacks,
+            "worker": self,
+            "perf_stats_ema_coef": config.sampler_perf_stats_ema_coef,
+        }
+        if not isinstance(envs, MultiAgentEnvironments):
+            return SingleAgentSampler(envs, self.policy_map, **settings)
+        return MultiAgentSampler(
+            envs,
+            self.policy_map,
+            self.policies,
+            count_agent_steps=config.count_steps_by == "agent_steps",
+            observation_fn=config.observation_fn,
+            **settings,
+        )
 
-    @property
-    def env(self) -> Any:
-        """The first environment, or None."""
-        return next(iter(self._sub_environments()), None)
+    # -- sampling -----------------------------------------------------------------------------
 
     @property
     def async_env(self) -> Environments | MultiAgentEnvironments | None:
@@ -185,7 +206,7 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
     @property
     def total_rollout_fragment_length(self) -> int:
         """The steps of one `sample()` over all environments, as `count_steps_by` counts them."""
-        envs = self.config.num_envs_per_worker
+        envs: int = self.config.num_envs_per_worker
         if self.environments is not None:
             envs = self.environments.num_envs
         return self.config.fragment_length(envs, self.worker_index) * envs
@@ -195,18 +216,6 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         sampler = self._require_sampler()
         sampler.reset(self.seeds.next(sampler.envs.num_envs))
         self.has_episodes = True
-
-    def _require_sampler(self) -> Sampler:
-        if self._stopped:
-            raise UsageError(
-                "This worker was stopped, so its environments are closed; make a new one."
-            )
-        if self.sampler is None:
-            raise UsageError(
-                "This worker has no input_reader, because it has no environment; give it an "
-                "env_creator or config.environment(...)."
-            )
-        return self.sampler
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
         """Returns a batch of fresh, postprocessed experience; later calls continue the episodes.
@@ -244,44 +253,6 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         batch = self.sample()
         return batch, batch.count
 
-    def sample_and_learn(
-        self,
-        expected_batch_size: int,
-        num_sgd_iter: int,
-        sgd_minibatch_size: int,
-        standardize_fields: Collection[str],
-    ) -> tuple[dict[str, Any], int]:
-        """Samples one batch and learns from it in minibatches.
-
-        Args:
-            expected_batch_size: what `batch.count` must be.
-            num_sgd_iter: epochs.
-            sgd_minibatch_size: rows of an update; 0 for all rows at once.
-            standardize_fields: columns that get mean 0 and standard deviation 1 first.
-
-        Returns:
-            The results by policy id (of a policy written by hand, that of its last minibatch),
-            and the count of the batch.
-
-        Raises:
-            UsageError: if the batch has another count; also an AssertionError.
-            MissingColumnError: if there is no such column to standardize; nobody learns then.
-        """
-        batch = self.sample()
-        if batch.count != expected_batch_size:
-            raise UsageError(
-                f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
-                f"worker gave {batch.count}; see rollout_fragment_length."
-            )
-        results = self._learner.learn_minibatches(
-            batch,
-            num_sgd_iter,
-            sgd_minibatch_size,
-            standardize_fields,
-            self._require_sampler().rng,
-        )
-        return results, batch.count
-
     def get_metrics(self) -> list[RolloutMetrics]:
         """Returns the metrics of episodes that ended since the last call."""
         if self.sampler is None:
@@ -317,13 +288,13 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         policy_cls: type[Policy] | None = None,
         policy: Policy | None = None,
         *,
-        observation_space: gym.Space | None = None,
-        action_space: gym.Space | None = None,
+        observation_space: gym.Space[Any] | None = None,
+        action_space: gym.Space[Any] | None = None,
         config: Mapping[str, Any] | AlgorithmConfig | None = None,
         policy_state: Mapping[str, Any] | None = None,
         policy_mapping_fn: MappingFn | None = None,
-        policies_to_train: Any = None,
-        module_spec: Any = None,
+        policies_to_train: Collection[str] | ToTrain = None,
+        module_spec: object = None,
     ) -> Policy:
         """Adds a policy, in the middle of episodes, too; all arguments are checked before.
 
@@ -352,27 +323,15 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
-        addition = PolicyAddition.from_arguments(
-            self.policy_map,
-            policy_id,
-            policy_cls,
-            policy,
-            observation_space=observation_space,
-            action_space=action_space,
-            config=config,
-            policy_state=policy_state,
-            policy_mapping_fn=policy_mapping_fn,
-            policies_to_train=policies_to_train,
-            module_spec=module_spec,
-        )
-        return self.policies.add(addition)
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        return self.policies.add(PolicyAddition.from_arguments(self.policy_map, **arguments))
 
     def remove_policy(
         self,
         *,
         policy_id: str = DEFAULT_POLICY_ID,
         policy_mapping_fn: MappingFn | None = None,
-        policies_to_train: Any = None,
+        policies_to_train: Collection[str] | ToTrain = None,
     ) -> None:
         """Removes a policy. Running episodes in which it plays are dropped at their next step.
 
@@ -385,7 +344,7 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
             UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
-        require_unmapped(self, policy_id, policy_mapping_fn)
+        self.policies.require_unmapped(policy_id, policy_mapping_fn)
         self.policies.remove(policy_id, policy_mapping_fn, policies_to_train)
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None = None) -> None:
@@ -399,7 +358,7 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         require_mapping_fn(policy_mapping_fn)
         self.policies.change(policy_mapping_fn, None)
 
-    def set_is_policy_to_train(self, is_policy_to_train: Any) -> None:
+    def set_is_policy_to_train(self, is_policy_to_train: Collection[str] | ToTrain) -> None:
         """Sets which policies are trained: a list, set or tuple of ids, or `f(id, batch=None)`.
 
         Raises:
@@ -412,9 +371,9 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
             )
         self.policies.change(None, as_predicate(is_policy_to_train))
 
-    def get_policies_to_train(self, batch: Any = None) -> set[str]:
+    def get_policies_to_train(self, batch: SampleBatch | MultiAgentBatch | None = None) -> set[str]:
         """Returns the ids of the policies that are trained on a batch."""
-        return self.policies.get_trained(batch)
+        return {pid for pid in self.policy_map if self.policies.trains(pid, batch)}
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
         """Returns the policy of that id, or None."""
@@ -443,7 +402,8 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
 
     def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
         """Returns the weights by policy id, of all policies or of the one or those named."""
-        return self.policies.get_weights(policies)
+        ids = select_ids(policies, list(self.policy_map))
+        return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
 
     def set_weights(
         self,
@@ -554,42 +514,6 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         """
         self.policies.set_global_vars(global_vars, policy_ids)
 
-    # -- learning -----------------------------------------------------------------------------
-
-    def learn_on_batch(self, samples: Any) -> dict[str, Any]:
-        """Updates each policy that is trained on its part of a batch; returns results by id.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
-        """
-        return self._learner.learn_on_batch(samples)
-
-    def compute_gradients(
-        self, samples: Any, single_agent: bool | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Returns gradients of a batch and their statistics, which `apply_gradients` takes.
-
-        Args:
-            samples: the batch.
-            single_agent: True: of the default policy alone, as a list with its info. Otherwise
-                both are dicts by the ids of the policies that are trained, the info with
-                `batch_count`.
-
-        Raises:
-            UsageError: if `single_agent` is True for a batch of other policies.
-        """
-        return self._learner.compute_gradients(samples, single_agent)
-
-    def apply_gradients(self, grads: Any) -> None:
-        """Applies gradients: a list to the default policy, a dict by the ids of policies.
-
-        Those of policies that are not trained are left out.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
-        """
-        self._learner.apply_gradients(grads)
-
     # -- environments -------------------------------------------------------------------------
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -602,9 +526,6 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
         return [
             func(env, context.copy_with_overrides(vector_index=i)) for i, env in enumerate(envs)
         ]
-
-    def _sub_environments(self) -> list[Any]:
-        return [] if self.environments is None else self.environments.get_sub_environments()
 
     def stop(self) -> None:
         """Closes the environments and the policies' sessions; may be called again."""
@@ -619,7 +540,11 @@ class RolloutWorker(ParallelIteratorWorker, WorkerProcess, Extensible):
             self.watchdog.close()
 
 
-def _require_supported(tf_session_creator: Any, dataset_shards: Any, policy_class: Any) -> None:
+def _require_supported(
+    tf_session_creator: object,
+    dataset_shards: Collection[object] | None,
+    policy_class: type[Policy] | None,
+) -> None:
     """Checks arguments of a worker.
 
     Raises:
@@ -641,7 +566,9 @@ def _require_supported(tf_session_creator: Any, dataset_shards: Any, policy_clas
         )
 
 
-def _as_config(config: Any, policy_class: Any) -> AlgorithmConfig:
+def _as_config(
+    config: AlgorithmConfig | Mapping[str, Any] | None, policy_class: type[Policy] | None
+) -> AlgorithmConfig:
     if isinstance(config, AlgorithmConfig):
         return config
     if config is not None and not isinstance(config, Mapping):

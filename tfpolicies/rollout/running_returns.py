@@ -19,8 +19,8 @@ class RunningReturns:
         open: R of the last row of each trajectory that goes on, by episode id and agent index.
     """
 
-    def __init__(self) -> None:
-        self.open: dict[tuple[int, int], float] = {}
+    def __init__(self, returns: Mapping[tuple[int, int], float] | None = None) -> None:
+        self.open = dict(returns or {})
 
     def add(
         self,
@@ -61,7 +61,8 @@ class RunningReturns:
         keys = np.array(list(self.open), np.int64).reshape(-1, 2)
         return {"keys": keys, "returns": np.array(list(self.open.values()), np.float64)}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RunningReturns:
+        """Returns one that goes on where `get_state` was called."""
         keys = [tuple(key) for key in np.asarray(state["keys"]).tolist()]
-        self.open = dict(zip(keys, np.asarray(state["returns"]).tolist(), strict=True))
+        return cls(dict(zip(keys, np.asarray(state["returns"]).tolist(), strict=True)))

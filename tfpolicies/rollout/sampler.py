@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,11 +12,37 @@ import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, gets_batches
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.batches import Postprocessor
-from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.episode import Episode, RolloutMetrics
+from tfpolicies.rollout.metrics import metrics_state, restored_metrics
 from tfpolicies.rollout.timing import StepTimes
+
+logger = logging.getLogger("tfpolicies")
+
+LONG = 30_000
+"""Steps after which an episode that somebody waits for is reported."""
+
+
+def warn_long_episode(index: int, steps: int, *, evaluates: bool = False) -> None:
+    """Logs a warning about an episode that sampling, or an evaluation, waits for.
+
+    Args:
+        index: of its environment.
+        steps: that it has so far.
+        evaluates: whether an evaluation waits.
+    """
+    waits, way_out = "batch_mode='complete_episodes'", "use batch_mode='truncate_episodes'"
+    if evaluates:
+        waits, way_out = "evaluation", "set evaluation_sample_timeout_s in the config"
+    logger.warning(
+        "Environment %d: an episode has not ended after %d steps, and %s waits for its end. Give "
+        "the environment a time limit, such as gym.make(..., max_episode_steps=1000), or %s.",
+        *(index, steps, waits, way_out),
+    )
 
 
 class Goal(NamedTuple):
@@ -69,7 +96,7 @@ class Sampler(abc.ABC):
 
     def __init__(
         self,
-        envs: Any,
+        envs: Environments | MultiAgentEnvironments,
         policies: Mapping[str, Any],
         *,
         fragment_length: int,
@@ -78,7 +105,7 @@ class Sampler(abc.ABC):
         clip_rewards: bool | float | None = None,
         enable_connectors: bool = True,
         callbacks: DefaultCallbacks | None = None,
-        worker: Any = None,
+        worker: object = None,
         perf_stats_ema_coef: float | None = None,
     ) -> None:
         self.envs = self._environments = envs
@@ -94,6 +121,11 @@ class Sampler(abc.ABC):
         self._postprocessor = Postprocessor(
             clip_rewards, self._callbacks, worker, policies, self._running_ids, enable_connectors
         )
+
+    @property
+    def running_episodes(self) -> Sequence[Episode]:
+        """The episodes that have begun, as far as somebody follows them."""
+        return ()
 
     @abc.abstractmethod
     def _running_ids(self) -> list[int]:
@@ -116,7 +148,7 @@ class Sampler(abc.ABC):
         """Whether the policy or a callback reads the infos that are in batches."""
         return policy.driver.learning.postprocesses_trajectories or self._gives_batches
 
-    def _tell(self, moment: str, episode: Any, env_index: int) -> None:
+    def _tell(self, moment: str, episode: object, env_index: int) -> None:
         """Calls the callback for a moment of an episode, or of the error that ended one."""
         getattr(self._callbacks, moment)(
             worker=self._worker,
@@ -154,10 +186,44 @@ class Sampler(abc.ABC):
             seeds: one for each environment; new episodes begin.
         """
 
-    @abc.abstractmethod
     def get_state(self) -> dict[str, Any] | None:
-        """Returns what continues the running episodes, or None if that is not possible."""
+        """Returns what continues the running episodes, or None if that is not possible.
+
+        It is not where no episodes run, an environment cannot tell its state, or somebody follows
+        single episodes: what they keep with an episode may be anything. So may infos that wait.
+        """
+        if self._keeps_anything() or self._postprocessor.holds_infos:
+            return None
+        states = self.envs.get_state()
+        running = None if states is None else self._get_running()
+        if running is None:
+            return None
+        return {
+            "envs": states,
+            "pending": metrics_state(self.metrics),
+            "rng": self.rng.bit_generator.state,
+            **running,
+            **self._postprocessor.get_state(),
+        }
 
     @abc.abstractmethod
+    def _keeps_anything(self) -> bool:
+        """Whether running episodes may have something with them that no file can hold."""
+
+    @abc.abstractmethod
+    def _get_running(self) -> dict[str, Any] | None:
+        """Returns the running episodes as plain values and arrays; None without any."""
+
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues where `get_state` was called."""
+        self.metrics = restored_metrics(state["pending"])
+        self.rng.bit_generator.state = state["rng"]
+        if self._set_running(state):
+            self.envs.set_state(state["envs"])
+            self._postprocessor.set_state(state)
+        else:
+            self.reset(None)
+
+    @abc.abstractmethod
+    def _set_running(self, state: Mapping[str, Any]) -> bool:
+        """Restores the running episodes; returns whether they could be."""

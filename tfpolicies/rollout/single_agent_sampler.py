@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.batch.layout import INFOS
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import follows_episodes
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.rollout.batches import Who
-from tfpolicies.rollout.collected import Collected
-from tfpolicies.rollout.columns import require_same_columns
+from tfpolicies.rollout.collected import Collected, require_same_columns
 from tfpolicies.rollout.connected import connected, connector_metrics_of
 from tfpolicies.rollout.episode import (
     SINGLE_AGENT,
@@ -38,13 +38,12 @@ from tfpolicies.rollout.episode import (
 )
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
-from tfpolicies.rollout.long_episodes import LONG, report_long_sample
-from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.policy_connection import has_others, pipelines_of
-from tfpolicies.rollout.sampler import Goal, Played, Sampler
+from tfpolicies.rollout.sampler import LONG, Goal, Played, Sampler, warn_long_episode
 from tfpolicies.rollout.timing import now
 
 _OF_ENV = ("rewards", "terminateds", "truncateds")
+_FINAL = "the environment's final observation"
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
 _NO_METRICS: Mapping[str, float] = {}
 _NONE = np.zeros(0, np.int64)
@@ -56,12 +55,11 @@ class _Buffer:
     Attributes:
         used: steps written.
         obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is reached.
-        columns: `[N, W, ...]` by name.
+        columns: `[N, W, ...]` by name; `infos` if somebody reads them.
         alive: bool `[N, W]`: False for rows that are no transition or were handed out before.
         has_dead: whether it is False for one of the rows written.
         finals: last observations of episodes that the environment reset at once:
             (t, environment indices, leaves).
-        infos: dicts `[N, W]`, of what the steps gave; None where nobody reads them.
         barred: (t, environment index) of steps whose info says not to learn from what ends there.
         lost: likewise of steps in which a life was lost, which ends an episode for learning.
     """
@@ -80,21 +78,19 @@ class _Buffer:
         self.alive = np.ones((num_envs, width), bool)
         self.has_dead = False
         self.finals: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
-        self.infos: np.ndarray | None = None
         self.barred: list[tuple[int, int]] = []
         self.lost: list[tuple[int, int]] = []
 
     def keep_infos(self) -> None:
         """Makes room for infos; there are none of the steps written so far."""
-        if self.infos is None:
-            self.infos = np.empty((self.num_envs, self.width), object)
-            self.infos[:, : self.used] = [[{} for _ in range(self.used)]] * self.num_envs
+        if INFOS not in self.columns:
+            infos = self.columns[INFOS] = np.empty((self.num_envs, self.width), object)
+            infos[:, : self.used] = [[{} for _ in range(self.used)]] * self.num_envs
 
     def has_infos(self) -> bool:
         """Whether one of the rows that were not handed out has something in its info."""
-        return self.infos is not None and any(
-            self.infos[:, : self.used][self.alive[:, : self.used]]
-        )
+        infos = self.columns.get(INFOS)
+        return infos is not None and any(infos[:, : self.used][self.alive[:, : self.used]])
 
     def marked(self, steps: Sequence[tuple[int, int]]) -> np.ndarray:
         """Returns where some steps `(t, environment index)` are, bool `[N, W]`."""
@@ -124,7 +120,7 @@ class _Buffer:
         Raises:
             UsageError: if the policy acted with other columns before.
         """
-        acted = self.columns.keys() - _OF_ENV
+        acted = self.columns.keys() - _OF_ENV - {INFOS}
         if not (acted or self.used):
             for name, array in columns.items():
                 shape = (self.num_envs, self.width, *array.shape[1:])
@@ -144,9 +140,6 @@ class _Buffer:
         new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
         new.barred = [(t - start, i) for t, i in self.barred if t >= start]
         new.lost = [(t - start, i) for t, i in self.lost if t >= start]
-        if self.infos is not None:
-            new.infos = np.empty((self.num_envs, width), object)
-            new.infos[:, : new.used] = self.infos[:, start : self.used]
         return new
 
     def fill(
@@ -206,6 +199,9 @@ class SingleAgentSampler(Sampler):
         SpaceError: if the spaces of the policy do not fit those of the environments.
     """
 
+    envs: Environments
+    _environments: Environments
+
     def __init__(self, envs: Environments, policies: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(envs, policies, **settings)
         self._follower: EpisodeFollower | None = None
@@ -218,7 +214,8 @@ class SingleAgentSampler(Sampler):
         self._connect(self._policy())
 
     def _running_ids(self) -> list[int]:
-        return self._running.ids.tolist()
+        ids: list[int] = self._running.ids.tolist()
+        return ids
 
     def _policy(self) -> Any:
         return self.policies.get(DEFAULT_POLICY_ID)
@@ -293,7 +290,7 @@ class SingleAgentSampler(Sampler):
                 self._report_long_episodes(buffer)
                 buffer = buffer.moved(0, 2 * buffer.width)
             seen, (rewards, terminateds, truncateds) = buffer.places()
-            alive, infos = buffer.alive.swapaxes(0, 1), buffer.infos
+            alive, infos = buffer.alive.swapaxes(0, 1), buffer.columns.get(INFOS)
             known, kept = None, []
             steps = range(buffer.used, min(buffer.used + missing, buffer.width))
             with policy.driver.acting.prefetch_noise(len(steps) * envs.num_envs):
@@ -323,7 +320,8 @@ class SingleAgentSampler(Sampler):
                         np.logical_not(step.dead, alive[t])
                         buffer.has_dead = True
                     if step.final is not None:
-                        self._keep_final(buffer, step, t)
+                        last = batch_leaves(space_leaves, step.final[1], _FINAL)
+                        buffer.finals.append((t, step.final[0], last))
                     if step.lost is not None:
                         buffer.lost += [(t, i) for i in np.flatnonzero(step.lost).tolist()]
                     if step.broken is not None:
@@ -354,7 +352,7 @@ class SingleAgentSampler(Sampler):
         steps = np.where(done.any(axis=1), done[:, ::-1].argmax(axis=1), used)
         longest = int(steps.argmax())
         if steps[longest] >= LONG:
-            report_long_sample(longest, int(steps[longest]))
+            warn_long_episode(longest, int(steps[longest]))
 
     def _memory_of(self, policy: Policy) -> RecurrentState:
         if self._memory is None or self._memory.policy is not policy:
@@ -376,11 +374,6 @@ class SingleAgentSampler(Sampler):
             self.metrics.append(RolloutMetrics(episode_faulty=True))
             if self._follower is not None:
                 self._follower.broke(i, error)
-
-    def _keep_final(self, buffer: _Buffer, step: Step, t: int) -> None:
-        indices, last = step.final  # type: ignore[misc]
-        last_leaves = batch_leaves(self._leaves, last, "the environment's final observation")
-        buffer.finals.append((t, indices, last_leaves))
 
     def _missing_steps(self, buffer: _Buffer) -> int:
         """Returns how many steps a batch needs at least that are not in the buffer; 0: none."""
@@ -440,12 +433,12 @@ class SingleAgentSampler(Sampler):
             env_index, step_index = places
             # Taking rows by number is several times faster than by a mask.
             numbers = env_index * width + step_index
-            rows_taken = column.reshape(count * width, *rest).take(numbers, axis=0)
-            return rows_taken.reshape(*shape, *rest)
+            rows: np.ndarray = column.reshape((count * width, *rest)).take(numbers, axis=0)
+            return rows.reshape((*shape, *rest))
 
         columns = {name: cut(column) for name, column in buffer.columns.items()}
-        if buffer.infos is not None:
-            columns[SampleBatch.INFOS] = cut(buffer.infos)
+        if INFOS in columns:
+            columns[INFOS] = columns.pop(INFOS)  # the last one, as columns are ordered in batches
         returns_before = self._running.returns
         ends = columns["terminateds"] | columns["truncateds"]
         columns.update(self._episode_columns(columns["rewards"], ends, taken))
@@ -454,10 +447,9 @@ class SingleAgentSampler(Sampler):
             columns.update(self._cut_at(columns, cuts))
             ends |= cuts
         ends[:, -1] = True
-        rows = shape[0] * shape[1]
 
         def flat(column: np.ndarray) -> np.ndarray:
-            return column.reshape(rows, *column.shape[2:])
+            return column.reshape((-1, *column.shape[2:]))
 
         collected = Collected(
             DEFAULT_POLICY_ID,
@@ -484,12 +476,8 @@ class SingleAgentSampler(Sampler):
         if not buffer.barred:
             return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
         barred = flat(cut(buffer.marked(buffer.barred)))
-        lost = [
-            trajectory for trajectory, rows in collected.trajectories() if barred[rows.stop - 1]
-        ]
-        self._postprocessor.forget_waiting(lost)
-        kept = collected.without(barred)
-        return MultiAgentBatch(self._postprocessor.batches(kept, who), rows)
+        kept = self._postprocessor.leave_out(collected, barred)
+        return MultiAgentBatch(self._postprocessor.batches(kept, who), ends.size)
 
     def _cut_at(self, columns: Mapping[str, np.ndarray], lost: np.ndarray) -> dict[str, np.ndarray]:
         """Returns columns in which trajectories end where lives were lost, bool `[N, T]`."""
@@ -525,7 +513,7 @@ class SingleAgentSampler(Sampler):
                 episode.total_reward = float(returns_before[index]) if goes_on else 0.0
             episode.length = int(steps[last]) + 1
             episode.total_reward += float(earned[rows].sum(dtype=np.float64))
-            episode.last_infos[SINGLE_AGENT] = columns[SampleBatch.INFOS][last]
+            episode.last_infos[SINGLE_AGENT] = columns[INFOS][last]
             reached = nest(self.envs.observation_space, [x[last] for x in collected.new_obs])
             episode.note({SINGLE_AGENT: reached}, rewards={SINGLE_AGENT: float(earned[last])})
             if not (found and found[-1] is episode):  # it had rows before a life was lost
@@ -641,48 +629,36 @@ class SingleAgentSampler(Sampler):
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any] | None:
-        """Returns what continues the running episodes, or None if that is not possible.
-
-        It is not where an environment cannot tell its state, and where somebody follows single
-        episodes: what they keep with an episode may be anything. So may infos that wait.
-        """
+    def _keeps_anything(self) -> bool:
         buffer = self._buffer
         waits = buffer is not None and (buffer.has_infos() or buffer.barred or buffer.lost)
-        waits = waits or self._postprocessor.holds_infos
-        untold = self._follower is not None or waits
-        states = None if untold else self.envs.get_state()
-        if states is None or buffer is None:
+        return self._follower is not None or bool(waits)
+
+    def _get_running(self) -> dict[str, Any] | None:
+        buffer = self._buffer
+        if buffer is None:
             return None
+        used = buffer.used
         return {
-            "envs": states,
-            "columns": {name: c[:, : buffer.used].copy() for name, c in buffer.columns.items()},
-            "obs": [leaf[:, : buffer.used + 1].copy() for leaf in buffer.obs],
-            "alive": buffer.alive[:, : buffer.used].copy(),
+            "columns": {k: x[:, :used].copy() for k, x in buffer.columns.items() if k != INFOS},
+            "obs": [leaf[:, : used + 1].copy() for leaf in buffer.obs],
+            "alive": buffer.alive[:, :used].copy(),
             "finals": [(t, i.copy(), [x.copy() for x in last]) for t, i, last in buffer.finals],
             "running": tuple(part.copy() for part in self._running),
             "next_unroll": self._next_unroll,
-            "pending": metrics_state(self.metrics),
-            "rng": self.rng.bit_generator.state,
             "memory": self._memory_of(self._policy()).get_state(),
-            **self._postprocessor.get_state(),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `get_state` was called."""
+    def _set_running(self, state: Mapping[str, Any]) -> bool:
         used = state["alive"].shape[1]
-        buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
-        buffer.fill(state["columns"] if used else {}, state["obs"], state["alive"])
-        buffer.finals = list(state["finals"])
-        self.envs.set_state(state["envs"])
-        self._buffer = buffer
+        self._buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
+        self._buffer.fill(state["columns"] if used else {}, state["obs"], state["alive"])
+        self._buffer.finals = list(state["finals"])
         self._memory = None
         self._memory_of(self._policy()).set_state(state["memory"])
-        self._postprocessor.set_state(state)
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
-        self.metrics = restored_metrics(state["pending"])
-        self.rng.bit_generator.state = state["rng"]
+        return True
 
 
 def _of_finished_episodes(buffer: _Buffer) -> np.ndarray:

@@ -24,8 +24,8 @@ def set_tasks(
         UsageError: for an environment without `get_task()` and `set_task(task)`.
     """
 
-    def set_task(env: Any, context: EnvContext) -> None:
-        known = next((x for x in (env, getattr(env, "unwrapped", env)) if _has_tasks(x)), None)
+    def set_task(env: object, context: EnvContext) -> None:
+        known: Any = next((x for x in (env, getattr(env, "unwrapped", env)) if _has_tasks(x)), None)
         if known is None:
             raise UsageError(
                 "env_task_fn needs environments with the methods get_task() and set_task(task), "
@@ -39,5 +39,5 @@ def set_tasks(
     worker.foreach_env_with_context(set_task)
 
 
-def _has_tasks(env: Any) -> bool:
+def _has_tasks(env: object) -> bool:
     return hasattr(env, "get_task") and hasattr(env, "set_task")

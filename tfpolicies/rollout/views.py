@@ -79,8 +79,11 @@ class Lookback:
         leaves = {name: list(parts) for name, parts in self.past.leaves.items()}
         return {"keys": np.array(self.keys, np.int64), "known": self.past.known, "leaves": leaves}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
-        self.keys = [(int(episode), int(agent)) for episode, agent in state["keys"]]
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Lookback:
+        """Returns one that goes on where `get_state` was called."""
+        lookback = cls()
+        lookback.keys = [(int(episode), int(agent)) for episode, agent in state["keys"]]
         leaves = {name: [np.asarray(x) for x in parts] for name, parts in state["leaves"].items()}
-        self.past = Past(np.asarray(state["known"]), leaves)
+        lookback.past = Past(np.asarray(state["known"]), leaves)
+        return lookback

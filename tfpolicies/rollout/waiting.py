@@ -78,23 +78,25 @@ class Waiting:
         parts = {"obs": rows.obs, "new_obs": rows.new_obs, "earned": rows.earned}
         return {**parts, "columns": columns, "views": dict(rows.views)}
 
-    def set_state(self, state: Mapping[str, Any] | None, policy_id: str, policy: Policy) -> None:
-        """Restores what `get_state` returned.
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any] | None, policy_id: str, policy: Policy) -> Waiting:
+        """Returns one that goes on where `get_state` was called.
 
         Args:
             state: as returned.
             policy_id: whose rows they are.
             policy: the policy of that id.
         """
+        waiting = cls()
         if state is None:
-            self.rows = None
-            return
+            return waiting
         columns = dict(state["columns"])
         ends = np.ones(len(state["earned"]), bool)
         leaves = list(state["obs"]), list(state["new_obs"])
         whole = Collected(policy_id, policy, (), *leaves, columns, ends, views=state["views"])
         whole.earned = np.asarray(state["earned"])
-        self.rows = whole.taking(np.arange(len(ends)))
+        waiting.rows = whole.taking(np.arange(len(ends)))
+        return waiting
 
     def _as_in(self, sample: Collected) -> Collected | None:
         """Returns the rows with the columns of a sample; None if there are none like these."""

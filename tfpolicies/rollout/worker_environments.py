@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.algorithm_config import AlgorithmConfig, EnvSource
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import (
     ActionConnectorPipeline,
@@ -30,6 +30,7 @@ from tfpolicies.envs.registry import env_name
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
+from tfpolicies.rollout.worker import Worker
 
 _STEPS = 3  # that are played of an environment before training
 _MOST_SECONDS = 1.0  # an environment that takes longer to make is not made once more
@@ -73,8 +74,8 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
 
 
 def make_worker_environments(
-    worker: Any,
-    source: Any,
+    worker: Worker,
+    source: EnvSource,
     context: EnvContext,
     validate_env: Callable[[Any, EnvContext], None] | None,
 ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
@@ -97,7 +98,7 @@ def make_worker_environments(
     """
     config = worker.config
 
-    def on_created(env: Any, env_context: EnvContext, index: int) -> None:
+    def on_created(env: object, env_context: EnvContext, index: int) -> None:
         if validate_env is not None:
             validate_env(env, env_context)
         worker.callbacks.on_sub_environment_created(
@@ -106,19 +107,14 @@ def make_worker_environments(
 
     if config.in_evaluation and is_instance(source):
         require_alone(source, 1, 0, evaluates=True)
-    began = time.perf_counter()
-    checks = {
-        "checked": not config.disable_env_checking,
-        "may_be_none": bool(worker.spaces),
-    }
+    began, count = time.perf_counter(), config.num_envs_per_worker
+    checks = {"checked": not config.disable_env_checking, "may_be_none": bool(worker.spaces)}
     made: Environments | MultiAgentEnvironments | None
     if config.env_processes:
-        numbers = config.num_envs_per_worker, config.env_processes
+        numbers = count, config.env_processes
         made = make_process_environments(source, *numbers, context, on_created, **checks)
     else:
-        made = make_any_environments(
-            source, config.num_envs_per_worker, context, on_created, **checks
-        )
+        made = make_any_environments(source, count, context, on_created, **checks)
     worker.seconds_to_make = time.perf_counter() - began
     if isinstance(made, ProcessEnvironments):
         worker.seconds_to_make = made.seconds_to_make
@@ -133,7 +129,7 @@ def make_worker_environments(
     watchdog = None if seconds is None else Watchdog(seconds)
     again = made.maker if config.restart_failed_sub_environments else None
 
-    def on_made(env: Any, index: int) -> None:
+    def on_made(env: object, index: int) -> None:
         announce(env, index, context, on_created)
 
     limit = config.max_num_sub_environment_restarts
@@ -141,7 +137,7 @@ def make_worker_environments(
     return made, watchdog
 
 
-def check_environment(worker: Any) -> None:
+def check_environment(worker: Worker) -> None:
     """Plays a few steps of an environment that is made like the worker's, and closes it.
 
     It does not with `disable_env_checking`, where faults are expected, and where that would take
@@ -176,7 +172,7 @@ def check_environment(worker: Any) -> None:
 
 
 def _require_fitting(
-    made: Environments | MultiAgentEnvironments, source: Any, config: AlgorithmConfig
+    made: Environments | MultiAgentEnvironments, source: EnvSource, config: AlgorithmConfig
 ) -> None:
     if not isinstance(made, MultiAgentEnvironments) and config.is_multi_agent():
         raise ConfigError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import (
+    MappingFn,
     ToTrain,
     as_predicate,
     default_policy_mapping,
@@ -14,8 +17,9 @@ from tfpolicies.config.multi_agent import (
 )
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline
+from tfpolicies.envs.checking import same_randomness
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.errors import ConfigError, SpaceError, UnknownPolicyError, WeightsError
+from tfpolicies.errors import ConfigError, SpaceError, UnknownPolicyError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.policy_map.policy_map import PolicyMap
@@ -25,9 +29,10 @@ from tfpolicies.rollout.policy_changes import (
     PolicyTransaction,
     require_new_id,
 )
+from tfpolicies.rollout.worker import Worker
 from tfpolicies.rollout.worker_environments import Connectors, connectors_of
 
-MappingFn = Callable[..., str]
+_DRAWS = 16  # calls of a mapping function for an agent, to see which policies it may give
 
 
 class WorkerPolicies:
@@ -47,7 +52,7 @@ class WorkerPolicies:
         is_policy_to_train: `f(policy_id, batch=None)`; None where all are trained.
     """
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Worker) -> None:
         config: AlgorithmConfig = worker.config
         self.config = config
         self.specs: dict[str, PolicySpec] = {}
@@ -148,7 +153,7 @@ class WorkerPolicies:
         if not (policy.agent_connectors or policy.action_connectors):
             policy.agent_connectors = policy.action_connectors = None
 
-    def make_from_state(self, policy_id: str, state: Any) -> Policy:
+    def make_from_state(self, policy_id: str, state: Mapping[str, Any]) -> Policy:
         """Returns a new policy of the class, spaces and config that a policy's state names.
 
         Raises:
@@ -164,7 +169,8 @@ class WorkerPolicies:
             )
         spaces = spec["observation_space"], spec["action_space"]
         own = {"__policy_id": policy_id, "worker_index": self._worker.worker_index}
-        return spec["policy_class"](*spaces, {**spec["config"], **own})
+        policy: Policy = spec["policy_class"](*spaces, {**spec["config"], **own})
+        return policy
 
     # -- adding and removing ------------------------------------------------------------------
 
@@ -260,7 +266,10 @@ class WorkerPolicies:
             policy.agent_connectors, policy.action_connectors = connectors
 
     def remove(
-        self, policy_id: str, policy_mapping_fn: Any = None, policies_to_train: Any = None
+        self,
+        policy_id: str,
+        policy_mapping_fn: MappingFn | None = None,
+        policies_to_train: Collection[str] | ToTrain = None,
     ) -> None:
         """Removes a policy, without comparing the mapping with the agents there are.
 
@@ -283,6 +292,44 @@ class WorkerPolicies:
         self.global_vars["num_grad_updates_per_policy"].pop(policy_id, None)
         self.change(policy_mapping_fn, predicate)
 
+    def require_unmapped(self, policy_id: str, policy_mapping_fn: MappingFn | None) -> None:
+        """Checks that the mapping function gives a policy to none of the agents.
+
+        The function is called for each agent that the environment names, with running episodes or
+        with None, several times, since it may draw policies. Where it raises an error nothing is
+        known. The generators of `random` and NumPy stay as they are.
+
+        Args:
+            policy_id: of the policy.
+            policy_mapping_fn: the function; None for the one there is.
+
+        Raises:
+            ConfigError: if it is not a function.
+            UsageError: if it gives the policy to an agent.
+        """
+        require_mapping_fn(policy_mapping_fn)
+        mapping, worker = policy_mapping_fn or self.policy_mapping_fn, self._worker
+        if policy_id not in self.policy_map or worker.sampler is None:
+            return
+        agents = sorted(getattr(worker.env, "get_agent_ids", set)(), key=str)
+        episodes = worker.sampler.running_episodes or (None,)
+        for agent, episode in itertools.product(agents, episodes):
+            try:
+                with same_randomness():
+                    drawn = {mapping(agent, episode, worker=worker) for _ in range(_DRAWS)}
+            except Exception:
+                continue
+            if policy_id in drawn:
+                name = getattr(mapping, "__qualname__", repr(mapping))
+                raise UsageError(
+                    f"Policy {policy_id!r} cannot be removed: policy_mapping_fn ({name:.200}) "
+                    f"gives it to agent {agent!r}. Give another mapping in the same call, "
+                    f"remove_policy({policy_id!r}, policy_mapping_fn=...). To replace the policy, "
+                    f"go on with add_policy({policy_id!r}, ..., policy_mapping_fn=...), where the "
+                    "mapping may be the old one; or let it become a copy of another one: "
+                    f"get_policy({policy_id!r}).set_state(get_policy(OTHER).get_state())."
+                )
+
     # -- who acts and who is trained ----------------------------------------------------------
 
     @property
@@ -304,27 +351,18 @@ class WorkerPolicies:
         self.change(roles.policy_mapping_fn, None)
         self.is_policy_to_train = roles.policies_to_train
 
-    def change(self, policy_mapping_fn: Any, predicate: ToTrain) -> None:
+    def change(self, policy_mapping_fn: MappingFn | None, predicate: ToTrain) -> None:
         """Sets a mapping and a predicate, which were checked; None keeps the present one."""
         if policy_mapping_fn is not None:
             self.policy_mapping_fn = policy_mapping_fn
         if predicate is not None:
             self.is_policy_to_train = predicate
 
-    def trains(self, policy_id: str, batch: Any = None) -> bool:
+    def trains(self, policy_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
         """Whether a policy is trained on a batch."""
         return self.is_policy_to_train is None or self.is_policy_to_train(policy_id, batch)
 
-    def get_trained(self, batch: Any = None) -> set[str]:
-        """Returns the ids of the policies that are trained on a batch."""
-        return {policy_id for policy_id in self.policy_map if self.trains(policy_id, batch)}
-
-    # -- weights and counters -----------------------------------------------------------------
-
-    def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
-        """Returns the weights by policy id, of all policies or of the one or those named."""
-        ids = select_ids(policies, list(self.policy_map))
-        return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
+    # -- counters -----------------------------------------------------------------------------
 
     def set_global_vars(
         self, global_vars: Mapping[str, Any], policy_ids: Collection[str] | None = None

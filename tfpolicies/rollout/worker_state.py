@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
 from tfpolicies.errors import WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.observation_filters import ObservationFilters
 from tfpolicies.rollout.policy_changes import PolicyAddition, PolicyTransaction
+from tfpolicies.rollout.worker import Worker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 
@@ -33,31 +34,6 @@ def make_state(policies: WorkerPolicies, filters: ObservationFilters) -> dict[st
 
 def restore_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
     """Restores the state of a worker; see `RolloutWorker.set_state`."""
-    checked = _check(policies, state)
-    with PolicyTransaction() as transaction:
-        for policy_id, policy_state in state["policy_states"].items():
-            if policy_id in checked.new_policies:
-                policy = checked.new_policies[policy_id]
-                addition = PolicyAddition(policy_id, policy=policy, policy_state=policy_state)
-                policies.add_within(transaction, addition)
-            else:
-                policies.policy_map[policy_id].set_state(policy_state)
-    policies.change(checked.policy_mapping_fn, None)
-    if "is_policy_to_train" in state:
-        policies.is_policy_to_train = checked.is_policy_to_train  # None, too: all are
-    if state.get("global_vars"):
-        policies.set_global_vars(state["global_vars"])
-
-
-class _CheckedState(NamedTuple):
-    """What a state holds beside the states of policies, and the policies that it adds."""
-
-    is_policy_to_train: ToTrain
-    policy_mapping_fn: Any
-    new_policies: dict[str, Policy]
-
-
-def _check(policies: WorkerPolicies, state: Any) -> _CheckedState:
     policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
     if not isinstance(policy_states, Mapping):
         raise WeightsError(
@@ -67,19 +43,38 @@ def _check(policies: WorkerPolicies, state: Any) -> _CheckedState:
     to_train = as_predicate(state.get("is_policy_to_train"))
     mapping_fn = state.get("policy_mapping_fn")
     require_mapping_fn(mapping_fn)
+    new_policies = _make_new_policies(policies, policy_states)
+    with PolicyTransaction() as transaction:
+        for policy_id, policy_state in policy_states.items():
+            if policy_id in new_policies:
+                policy = new_policies[policy_id]
+                addition = PolicyAddition(policy_id, policy=policy, policy_state=policy_state)
+                policies.add_within(transaction, addition)
+            else:
+                policies.policy_map[policy_id].set_state(policy_state)
+    policies.change(mapping_fn, None)
+    if "is_policy_to_train" in state:
+        policies.is_policy_to_train = to_train  # None, too: all are
+    if state.get("global_vars"):
+        policies.set_global_vars(state["global_vars"])
+
+
+def _make_new_policies(
+    policies: WorkerPolicies, policy_states: Mapping[str, Any]
+) -> dict[str, Policy]:
+    """Checks the states of policies; returns those policies that are not there yet."""
     new_policies = {}
     for policy_id, policy_state in policy_states.items():
         if policy_id in policies.policy_map:
             policy = policies.policy_map.handle(policy_id)
         else:
-            policy = policies.make_from_state(policy_id, policy_state)
-            new_policies[policy_id] = policy
+            policy = new_policies[policy_id] = policies.make_from_state(policy_id, policy_state)
         policy.driver.check_state(policy_state)
-    return _CheckedState(to_train, mapping_fn, new_policies)
+    return new_policies
 
 
 def restore_sampling(
-    worker: Any,
+    worker: Worker,
     seeds_used: int,
     rng: np.random.Generator | None,
     global_vars: Mapping[str, Any],

@@ -1,0 +1,144 @@
+"""Workers that learn: several policies from one batch, each from its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.postprocessing import standardized
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.errors import UsageError
+from tfpolicies.rollout.worker import Worker
+from tfpolicies.rollout.worker_policies import WorkerPolicies
+
+Gradients = Sequence[Any] | Mapping[str, Any]
+"""Those of the default policy, or of several by id."""
+
+
+class LearningWorker(Worker):
+    """Base class of `RolloutWorker`: updates the policies that are trained."""
+
+    policies: WorkerPolicies
+
+    def sample_and_learn(
+        self,
+        expected_batch_size: int,
+        num_sgd_iter: int,
+        sgd_minibatch_size: int,
+        standardize_fields: Collection[str],
+    ) -> tuple[dict[str, Any], int]:
+        """Samples one batch and learns from it in minibatches.
+
+        Args:
+            expected_batch_size: what `batch.count` must be.
+            num_sgd_iter: epochs.
+            sgd_minibatch_size: rows of an update; 0 for all rows at once.
+            standardize_fields: columns that get mean 0 and standard deviation 1 first.
+
+        Returns:
+            The results by policy id (of a policy written by hand, that of its last minibatch),
+            and the count of the batch.
+
+        Raises:
+            UsageError: if the batch has another count; also an AssertionError.
+            MissingColumnError: if there is no such column to standardize; nobody learns then.
+        """
+        batch = self.sample()
+        if batch.count != expected_batch_size:
+            raise UsageError(
+                f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
+                f"worker gave {batch.count}; see rollout_fragment_length."
+            )
+        by_policy, results = self._select_rows(batch), {}
+        for rows in by_policy.values():
+            for name in standardize_fields:
+                rows[name] = standardized(np.asarray(rows[name], np.float32))
+        for policy_id, rows in by_policy.items():
+            driver, size = self.policy_map[policy_id].driver, sgd_minibatch_size or rows.count
+            results[policy_id] = driver.learning.update(
+                rows, num_sgd_iter, size, rng=self._require_sampler().rng
+            )
+        return results, batch.count
+
+    def learn_on_batch(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, Any]:
+        """Updates each policy that is trained on its part of a batch; returns results by id.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+        """
+        return {
+            policy_id: self.policy_map[policy_id].learn_on_batch(rows)
+            for policy_id, rows in self._select_rows(samples).items()
+        }
+
+    def compute_gradients(
+        self, samples: SampleBatch | MultiAgentBatch, single_agent: bool | None = None
+    ) -> tuple[Gradients, dict[str, Any]]:
+        """Returns gradients of a batch and their statistics, which `apply_gradients` takes.
+
+        Args:
+            samples: the batch.
+            single_agent: True: of the default policy alone, as a list with its info. Otherwise
+                both are dicts by the ids of the policies that are trained, the info with
+                `batch_count`.
+
+        Raises:
+            UsageError: if `single_agent` is True for a batch of other policies.
+        """
+        if single_agent:
+            rows = self._require_default_rows(samples.as_multi_agent())
+            gradients, info = self.policy_map[DEFAULT_POLICY_ID].compute_gradients(rows)
+            return gradients, {**info, "batch_count": samples.count}
+        results = {
+            policy_id: self.policy_map[policy_id].compute_gradients(rows)
+            for policy_id, rows in self._select_rows(samples).items()
+        }
+        infos: dict[str, Any] = {policy_id: info for policy_id, (_, info) in results.items()}
+        by_policy = {policy_id: gradients for policy_id, (gradients, _) in results.items()}
+        return by_policy, {**infos, "batch_count": samples.count}
+
+    def apply_gradients(self, grads: Gradients) -> None:
+        """Applies gradients: a list to the default policy, a dict by the ids of policies.
+
+        Those of policies that are not trained are left out.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+        """
+        by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
+        policies = {policy_id: self.policy_map[policy_id] for policy_id in by_policy}
+        for policy_id, policy in policies.items():
+            if self.policies.trains(policy_id):
+                policy.apply_gradients(by_policy[policy_id])
+
+    def _select_rows(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
+        """Returns the rows of a batch whose policies are trained on it, by policy id.
+
+        They are readable: what was compressed is unpacked in copies.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id.
+        """
+        batch = samples.as_multi_agent()
+        for policy_id in batch.policy_batches:
+            self.policy_map.handle(policy_id)
+        trains = self.policies.trains
+        return {
+            pid: _unpack(rows) for pid, rows in batch.policy_batches.items() if trains(pid, batch)
+        }
+
+    def _require_default_rows(self, batch: MultiAgentBatch) -> SampleBatch:
+        if set(batch.policy_batches) != {DEFAULT_POLICY_ID}:
+            raise UsageError(
+                "single_agent=True needs a batch of the default policy alone, got one of "
+                f"{sorted(batch.policy_batches)}."
+            )
+        return _unpack(batch.policy_batches[DEFAULT_POLICY_ID])
+
+
+def _unpack(batch: SampleBatch) -> SampleBatch:
+    """Returns the batch with its observations unpacked, leaving the caller's as it is."""
+    return batch.copy(shallow=True).decompress_if_needed()

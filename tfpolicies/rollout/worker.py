@@ -1,0 +1,69 @@
+"""What the parts of a worker read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.vector import Environments
+from tfpolicies.errors import UsageError
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy_map.policy_map import PolicyMap
+from tfpolicies.rollout.episode_seeds import EpisodeSeeds
+from tfpolicies.rollout.sampler import Sampler
+
+Spaces = tuple[gym.Space[Any], gym.Space[Any]]
+"""Of observations and of actions."""
+
+
+class Worker:
+    """Base class of `RolloutWorker`, which documents the attributes."""
+
+    config: AlgorithmConfig
+    worker_index: int
+    num_workers: int
+    spaces: Mapping[str, Spaces]
+    default_policy_class: type[Policy] | None
+    callbacks: DefaultCallbacks
+    global_vars: dict[str, Any]
+    seeds: EpisodeSeeds
+    environments: Environments | MultiAgentEnvironments | None
+    sampler: Sampler | None
+    seconds_to_make: float
+    has_episodes: bool
+    _stopped: bool = False
+
+    @property
+    def env(self) -> Any:
+        """The first environment, or None."""
+        return next(iter(self._sub_environments()), None)
+
+    def _sub_environments(self) -> list[Any]:
+        return [] if self.environments is None else self.environments.get_sub_environments()
+
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """Returns a batch."""
+        raise NotImplementedError
+
+    def _require_sampler(self) -> Sampler:
+        if self._stopped:
+            raise UsageError(
+                "This worker was stopped, so its environments are closed; make a new one."
+            )
+        if self.sampler is None:
+            raise UsageError(
+                "This worker has no input_reader, because it has no environment; give it an "
+                "env_creator or config.environment(...)."
+            )
+        return self.sampler
+
+    @property
+    def policy_map(self) -> PolicyMap:
+        """The policies by id."""
+        raise NotImplementedError
