@@ -10,7 +10,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog import build_model, extra_inputs, memory_of
 from tfpolicies.models.catalog.attention import GruGate
-from tfpolicies.models.network import FreshWeights
+from tfpolicies.models.fresh_weights import FreshWeights
 from tfpolicies.models.spaces import leaves
 from tfpolicies.program.runtimes.onnx import convert
 

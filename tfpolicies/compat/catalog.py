@@ -19,7 +19,7 @@ from tfpolicies.models.catalog import NormalizedColumns
 from tfpolicies.models.catalog.encoders import is_convolved
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import register_box_distribution
-from tfpolicies.models.network import model_source
+from tfpolicies.models.model_source import model_source
 from tfpolicies.models.registry import register_model
 from tfpolicies.models.settings import has_memory, model_settings
 from tfpolicies.models.spaces import action_leaves, is_float_box, leaves

@@ -15,8 +15,9 @@ import numpy as np
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, zeros
 from tfpolicies.models.catalog import ACTIONS, build_critic
+from tfpolicies.models.custom_model import context_of, model_of, require_float32
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.network import ModelSource, context_of, model_of, require_float32
+from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.ports import InputPorts, model_leaves
 from tfpolicies.models.registry import model_given
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from tfpolicies.errors import ModelImportError, near_matches
 from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of, without_underscores
+from tfpolicies.models.actor_critic import variables_of_actor
 from tfpolicies.models.layer_tree import Owner, owners_of
-from tfpolicies.models.network import variables_of_actor
 
 _NEAR = 3  # layers of either side that an error lists before and after the one it is about
 
