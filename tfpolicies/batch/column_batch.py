@@ -23,8 +23,9 @@ from tfpolicies.batch.layout import (
     row_positions,
     slice_sequences,
 )
-from tfpolicies.batch.leaves import iterate_leaves
+from tfpolicies.batch.leaves import Column, Leaf, iterate_leaves
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
+from tfpolicies.types import Scalar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +46,7 @@ class ColumnBatch(dict):
         _zero_padded: bool | None = None,
         _is_training: bool | None = None,
         _num_grad_updates: float | None = None,
-        **columns: Any,
+        **columns: Column,
     ) -> None:
         raw = dict(*args, **columns)
         source = args[0] if args and isinstance(args[0], ColumnBatch) else None
@@ -124,7 +125,7 @@ class ColumnBatch(dict):
 
     # -- the dict --------------------------------------------------------------------------------
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str | slice) -> Any:
         if isinstance(key, slice):
             return self._sliced(key)
         if not isinstance(key, str):
@@ -157,7 +158,7 @@ class ColumnBatch(dict):
             return np.logical_or(*parts)
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]  # tensors
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: Column) -> None:
         if key == "is_training":
             self.set_training(value)
             return
@@ -185,14 +186,14 @@ class ColumnBatch(dict):
         self._intercepted.pop(key, None)
         self.deleted_keys.add(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Returns `self[key]`, or `default` if there is no such column."""
         try:
             return self[key]
         except MissingColumnError:
             return default
 
-    def update(self, *args: Any, **columns: Any) -> None:
+    def update(self, *args: Any, **columns: Column) -> None:
         """Sets many columns at once; if it sets all of them, their common length may change.
 
         The three sets of recorded keys are left alone.
@@ -206,13 +207,13 @@ class ColumnBatch(dict):
         self.update(other)
         return self
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         """Returns `self[key]`, after setting it to `default` if there is no such column."""
         if key not in self:
             self[key] = default
         return self[key]
 
-    def pop(self, key: str, *default: Any) -> Any:
+    def pop(self, key: str, *default: object) -> Any:
         """Deletes a column and returns it; returns `default`, if given, where there is none."""
         if key not in self and default:
             return default[0]
@@ -385,7 +386,7 @@ class ColumnBatch(dict):
             self._intercepted["is_training"] = self.get_interceptor(self.raw_is_training)
         return self._intercepted["is_training"]
 
-    def set_training(self, training: Any = True) -> None:
+    def set_training(self, training: Column = True) -> None:
         """Sets `is_training`."""
         self.raw_is_training = training
         self._intercepted.pop("is_training", None)
@@ -398,7 +399,7 @@ def _restore(cls: type[Any], columns: dict[str, Any], state: dict[str, Any]) -> 
     return batch
 
 
-def _first(value: Any, otherwise: Any) -> Any:
+def _first(value: Scalar | None, otherwise: Scalar | None) -> Any:
     return otherwise if value is None else value
 
 
@@ -409,9 +410,9 @@ def _require_step_1(step: int, chosen: slice) -> None:
         )
 
 
-def _same(leaf: Any) -> Any:
+def _same(leaf: Leaf) -> Any:
     return leaf
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: Leaf) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray | list) else leaf

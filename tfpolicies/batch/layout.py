@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.leaves import (
+    Column,
+    Leaf,
     as_leaf,
     count_rows,
     is_number,
@@ -84,7 +86,7 @@ def as_columns(raw: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _as_column(name: str, value: Any) -> Any:
+def _as_column(name: str, value: Column | None) -> Any:
     if name == INFOS and isinstance(value, list):
         return value
     if value is None:
@@ -94,7 +96,7 @@ def _as_column(name: str, value: Any) -> Any:
     return map_leaves(as_leaf, value)
 
 
-def _as_seq_lens(value: Any) -> Any:
+def _as_seq_lens(value: Column | None) -> Any:
     if hasattr(value, "shape") and not isinstance(value, np.ndarray):
         return value  # a tensor
     lengths = np.asarray([] if value is None else value)
@@ -161,7 +163,7 @@ def _rows_of_arrays(columns: Mapping[str, Any], layout: Layout) -> int | None:
     return rows
 
 
-def _arrays(column: Any) -> list[Any]:
+def _arrays(column: Column) -> list[Any]:
     """Returns the leaves of a column that have rows."""
     return [leaf for leaf in iterate_leaves(column) if not is_number(leaf)]
 
@@ -193,7 +195,7 @@ def _states_fit(columns: Mapping[str, Any], name: str) -> bool:
     return all(count_rows(leaf) in (None, len(lengths)) for leaf in iterate_leaves(columns[name]))
 
 
-def _leaf_rows(name: str, leaf: Any, layout: Layout) -> int | None:
+def _leaf_rows(name: str, leaf: np.ndarray, layout: Layout) -> int | None:
     rows = count_rows(leaf)
     if not layout.time_major or rows is None:
         return rows
@@ -239,7 +241,7 @@ def row_positions(lengths: np.ndarray, layout: Layout) -> np.ndarray:
     return padded_positions(lengths, layout.width(lengths))
 
 
-def batch_major(leaf: Any) -> Any:
+def batch_major(leaf: Leaf) -> Any:
     """Returns a leaf [T, B, ...] as [B * T, ...]."""
     array = np.asarray(leaf)
     return np.swapaxes(array, 0, 1).reshape(-1, *array.shape[2:])
@@ -298,7 +300,7 @@ def cut_sequences(
     return cut
 
 
-def _padded_left(leaf: Any, padding: int) -> Any:
+def _padded_left(leaf: np.ndarray | list[Any], padding: int) -> Any:
     if not padding:
         return leaf
     if isinstance(leaf, list):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.column_batch import ColumnBatch
 from tfpolicies.batch.joining import join_columns
 from tfpolicies.batch.layout import Layout
-from tfpolicies.batch.leaves import map_leaves, spread_rows, take_rows
+from tfpolicies.batch.leaves import Leaf, map_leaves, spread_rows, take_rows
 from tfpolicies.batch.packing import pack_leaf, unpack_leaf
 from tfpolicies.errors import (
     BatchError,
@@ -273,7 +273,7 @@ class SampleBatch(ColumnBatch, Extensible):
         positions = _layout.row_positions(lengths, target)
         total = len(lengths) * (target.max_seq_len or 0)
 
-        def pad(leaf: Any) -> Any:
+        def pad(leaf: Leaf) -> Any:
             return spread_rows(leaf, positions, total)
 
         padded = dict(self)
@@ -303,7 +303,7 @@ class SampleBatch(ColumnBatch, Extensible):
         self._replace(columns, unpack_leaf)
         return self
 
-    def _replace(self, names: Collection[str], function: Any) -> None:
+    def _replace(self, names: Collection[str], function: Callable[[Any], Any]) -> None:
         old = {name: self._raw(name) for name in names if name in self}
         new = {name: map_leaves(function, column) for name, column in old.items()}
         if any(new[name] is not column for name, column in old.items()):

@@ -32,7 +32,7 @@ class Past:
     known: np.ndarray
     leaves: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
-    def of(self, rows: Any) -> Past:
+    def of(self, rows: np.ndarray | slice | Sequence[int]) -> Past:
         """Returns what there is of some of the trajectories, int `[K]`."""
         leaves = {name: [x[rows] for x in parts] for name, parts in self.leaves.items()}
         return Past(self.known[rows], leaves)

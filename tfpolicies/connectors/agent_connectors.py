@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class ObservationConnector(AgentConnector):
         """Returns what comes out, given one array `[N, *leaf.shape]` per leaf of `space`."""
 
 
-def map_boxes(space: spaces.Space, function: Any) -> spaces.Space:
+def map_boxes(space: spaces.Space, function: Callable[[spaces.Box], spaces.Box]) -> spaces.Space:
     """Returns `space` with `function` applied to each Box in it."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, map_boxes(part, function)) for key, part in space.items()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from tfpolicies.connectors.agent_connectors import ObservationConnector, map_boxes
@@ -53,7 +54,7 @@ class FrameStack(ObservationConnector):
         self._stacks = {}
         return result
 
-    def reset(self, env_ids: Any) -> None:
+    def reset(self, env_ids: npt.ArrayLike) -> None:
         self._rows.drop(env_ids)
 
     def _seen_space(self, space: spaces.Space) -> spaces.Space:
@@ -119,7 +120,9 @@ class _RowKeys:
         self._free = np.empty(0, np.int64)
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # keys, slots of the last call
 
-    def find(self, env_ids: Any, agents: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def find(
+        self, env_ids: npt.ArrayLike, agents: npt.ArrayLike | None, rows: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the slot of each row, and which rows have a new one (their indices)."""
         keys = _ids("env_ids", env_ids, rows) << _AGENT_BITS
         if agents is not None:
@@ -140,7 +143,7 @@ class _RowKeys:
         self._last = (keys, slots)
         return slots, new
 
-    def drop(self, env_ids: Any) -> None:
+    def drop(self, env_ids: npt.ArrayLike) -> None:
         """Frees the slots of all agents of some environments."""
         gone = np.isin(self._keys >> _AGENT_BITS, np.asarray(env_ids))
         if gone.any():
@@ -160,7 +163,7 @@ class _RowKeys:
         self._slots = np.concatenate([self._slots, slots])[order]
 
 
-def _ids(name: str, values: Any, rows: int) -> np.ndarray:
+def _ids(name: str, values: npt.ArrayLike, rows: int) -> np.ndarray:
     ids = np.asarray(values)
     fits = ids.shape == (rows,) and (ids.dtype.kind in "iu" or rows == 0)
     if not fits or (rows and (ids.min() < 0 or ids.max() >= _LIMITS[name])):

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeGuard, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
 from tfpolicies.batch.leaves import first_row, iterate_leaves, with_batch_axis
@@ -31,6 +32,7 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.storage.spaces_json import decode_space, encode_space
+from tfpolicies.types import Json, Structure
 
 logger = logging.getLogger("tfpolicies")
 _Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")
@@ -88,7 +90,7 @@ class ConnectorPipeline(Connector):
             _require_step(connector, step, given)
         return step
 
-    def reset(self, env_ids: Any) -> None:
+    def reset(self, env_ids: npt.ArrayLike) -> None:
         for connector in self._connectors:
             connector.reset(env_ids)
 
@@ -246,7 +248,7 @@ class AgentConnectorPipeline(ConnectorPipeline):
                 found["space"] = encode_space(self._space)
         return found
 
-    def seen(self, observation: Any) -> Any:
+    def seen(self, observation: Structure) -> Any:
         """Returns what a policy sees of one observation, without a batch axis both.
 
         Raises:
@@ -266,7 +268,7 @@ class ActionConnectorPipeline(ConnectorPipeline):
 
     kind = ActionConnector
 
-    def done(self, action: Any) -> Any:
+    def done(self, action: Structure) -> Any:
         """Returns what the environment gets of one action, without a batch axis both.
 
         Raises:
@@ -309,8 +311,8 @@ def tell_left_out(
 _told: dict[str, weakref.WeakSet[ConnectorPipeline]] = defaultdict(weakref.WeakSet)
 
 
-def _tell(what: str, pipeline: Any, names: list[str], advice: str) -> None:
-    if names and pipeline not in _told[what]:
+def _tell(what: str, pipeline: ConnectorPipeline | None, names: list[str], advice: str) -> None:
+    if pipeline is not None and names and pipeline not in _told[what]:
         _told[what].add(pipeline)
         told = ", ".join(names)
         logger.warning("%s does not include the connectors %s: %s.", what, told, advice)
@@ -363,7 +365,7 @@ def successor(present: _Pipeline | None, restored: _Pipeline | None) -> _Pipelin
     return present if restored.to_state() == present.to_state() else restored
 
 
-def _is_state(entry: Any) -> bool:
+def _is_state(entry: Json) -> TypeGuard[Sequence[Any]]:
     return isinstance(entry, list | tuple) and len(entry) == 2
 
 

@@ -30,7 +30,9 @@ def stated_mode(env: VectorEnv) -> AutoresetMode | None:
         ) from error
 
 
-def final_observations(infos: Any, indices: Sequence[int]) -> Any:
+def final_observations(
+    infos: Mapping[str, Any] | Sequence[Mapping[str, Any]], indices: Sequence[int]
+) -> Any:
     """Returns the last observations of ended episodes that the infos of a step have.
 
     Args:
@@ -72,7 +74,11 @@ class ModeFinder:
         self._begins = True
 
     def find(
-        self, rewards: np.ndarray, ends: np.ndarray, ended: np.ndarray | None, infos: Any
+        self,
+        rewards: np.ndarray,
+        ends: np.ndarray,
+        ended: np.ndarray | None,
+        infos: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     ) -> AutoresetMode | None:
         """Returns the mode, or None as long as no episode has shown it.
 

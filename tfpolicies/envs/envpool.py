@@ -11,6 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from tfpolicies.envs.vector import Step, VectorEnvironments
 from tfpolicies.errors import EnvError, near_matches
+from tfpolicies.types import Structure
 
 PREFIX = "envpool:"
 _OURS = {
@@ -112,7 +113,12 @@ class EnvPoolEnvironments(VectorEnvironments):
         return super()._reset(None)
 
     def _made_of(
-        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
+        self,
+        obs: Structure,
+        rewards: np.ndarray,
+        terminateds: np.ndarray,
+        truncateds: np.ndarray,
+        infos: Mapping[str, Any],
     ) -> Step:
         step = super()._made_of(obs, rewards, terminateds, truncateds, infos)
         if not self._zero_on_loss:

@@ -8,7 +8,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
@@ -25,7 +25,7 @@ from tfpolicies.envs.pettingzoo import (
     pettingzoo_creator,
     pettingzoo_env,
 )
-from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.envs.registry import ENVIRONMENTS, Source
 from tfpolicies.envs.vector import (
     Environments,
     PlainEnvironments,
@@ -34,6 +34,7 @@ from tfpolicies.envs.vector import (
 )
 from tfpolicies.errors import ConfigError, EnvError, near_matches
 
+AnyEnv: TypeAlias = gym.Env | VectorEnv | SteppedTogether
 _MANY = (VectorEnv, SteppedTogether)
 
 
@@ -100,7 +101,7 @@ class EnvContext(dict[str, Any]):
 
 
 def make_any_environments(
-    source: Any,
+    source: Source,
     num_envs: int,
     context: EnvContext,
     on_created: Callable[[Any, EnvContext, int], None] | None = None,
@@ -160,7 +161,7 @@ def make_any_environments(
 
 
 def announce(
-    env: Any, index: int, context: EnvContext, on_created: Callable[[Any, EnvContext, int], None]
+    env: AnyEnv, index: int, context: EnvContext, on_created: Callable[[Any, EnvContext, int], None]
 ) -> None:
     """Calls `on_created` for an environment, or for each one of a vector environment.
 
@@ -183,7 +184,7 @@ def announce(
 
 
 def make_environments(
-    source: Any,
+    source: Source,
     num_envs: int,
     context: EnvContext,
     on_created: Callable[[Any, EnvContext, int], None] | None = None,
@@ -205,7 +206,7 @@ def make_environments(
     return made
 
 
-def is_instance(source: Any) -> bool:
+def is_instance(source: Source) -> TypeGuard[AnyEnv]:
     """Whether an environment is given itself, of which no second one can be made."""
     if isinstance(source, type):
         return False
@@ -213,7 +214,7 @@ def is_instance(source: Any) -> bool:
 
 
 def require_alone(
-    env: Any, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
+    env: AnyEnv, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
 ) -> None:
     """Checks that an environment which is given itself is the only one that is needed, and here.
 
@@ -344,7 +345,7 @@ def _registered_call(create: Callable[..., Any]) -> Callable[[EnvContext], Any]:
     return create
 
 
-def _resolved(source: Any) -> Callable[[EnvContext], Any]:
+def _resolved(source: Source) -> Callable[[EnvContext], Any]:
     if isinstance(source, str) and is_pettingzoo_name(source):
         create = pettingzoo_creator(source)
         return lambda context: create(**context)
@@ -372,7 +373,7 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
 
 
 def _by_creator(
-    create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
+    create: Callable[[EnvContext], Any], source: Source, num_envs: int, context: EnvContext
 ) -> Environments | MultiAgentEnvironments | None:
     first = create(context)
     if first is None:
@@ -408,12 +409,12 @@ def _stepped(envs: Sequence[Any]) -> Environments | MultiAgentEnvironments:
     return PlainEnvironments(envs)
 
 
-def _of_our_api(env: Any) -> Any:
+def _of_our_api(env: AnyEnv) -> Any:
     """Returns an environment of PettingZoo as a `MultiAgentEnv`, and others as they are."""
     return pettingzoo_env(env) if is_pettingzoo(env) else env
 
 
-def _unusable(source: Any, made: Any) -> EnvError:
+def _unusable(source: Source, made: object) -> EnvError:
     return EnvError(
         f"{source!r} must give a gymnasium.Env, a gymnasium.vector.VectorEnv, a MultiAgentEnv or a "
         f"PettingZoo environment, but gave {type(made).__name__}. Subclass gymnasium.Env or "

@@ -150,7 +150,7 @@ class MultiAgentEnv(gym.Env):
         return GroupedAgents(self, groups, obs_space, act_space)
 
 
-def _is_nested(space: Any) -> bool:
+def _is_nested(space: gym.Space | Mapping[Any, gym.Space] | None) -> bool:
     return isinstance(space, spaces.Dict | Mapping)
 
 
@@ -192,7 +192,9 @@ def make_multi_agent(
             self.metadata, self.render_mode = self.envs[0].metadata, self.envs[0].render_mode
             self._playing: set[int] = set()
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[dict, dict]:
             self._playing = set(self._agent_ids)
             started = {
                 i: env.reset(seed=None if seed is None else seed + i, options=options)
@@ -266,7 +268,9 @@ class GroupedAgents(MultiAgentEnv):
         self._last: dict[Any, Any] = {}
         self._done: set[Any] = set()
 
-    def _joined(self, alone: set[Any], space_of: Any, given: spaces.Space | None) -> spaces.Dict:
+    def _joined(
+        self, alone: set[Any], space_of: Callable[[Hashable], gym.Space], given: spaces.Space | None
+    ) -> spaces.Dict:
         found = {agent: space_of(agent) for agent in alone}
         for group, members in self.groups.items():
             own = spaces.Tuple([space_of(agent) for agent in members])

@@ -114,7 +114,7 @@ class MultiAgentEnvironments:
             env.close()
 
 
-def _keeps_the_contract(found: Any) -> bool:
+def _keeps_the_contract(found: MultiAgentStep | Sequence[Any]) -> bool:
     """Returns False where a closer look is needed; it is asked in every step, so it is quick."""
     if not isinstance(found, tuple) or len(found) != 5:
         return False
@@ -133,7 +133,7 @@ def _keeps_the_contract(found: Any) -> bool:
     )
 
 
-def _explain(index: int, found: Any) -> None:
+def _explain(index: int, found: MultiAgentStep | Sequence[Any]) -> None:
     """Raises an `EnvError` that says what is wrong with the answer of a step, if anything is."""
     if not isinstance(found, tuple | list) or len(found) != 5:
         got = f"{len(found)} values" if isinstance(found, tuple | list) else type(found).__name__

@@ -160,7 +160,7 @@ class _PettingZoo(MultiAgentEnv):
         self.env.close()
 
 
-def _has_mask(space: Any) -> bool:
+def _has_mask(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Dict) and set(space) == {_THEIRS, "action_mask"}
 
 

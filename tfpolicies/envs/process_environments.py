@@ -16,7 +16,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 import numpy as np
@@ -37,11 +37,12 @@ from tfpolicies.envs.making import (
     is_instance,
     require_alone,
 )
-from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.envs.registry import ENVIRONMENTS, Source
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, make_unnamed_file, unflatten
 from tfpolicies.envs.vector import Environments, Step, require_same_spaces
 from tfpolicies.errors import EnvError, show_value
+from tfpolicies.types import Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -51,7 +52,7 @@ _CLOSE_SECONDS = 5.0  # for processes that are to end by themselves
 
 
 def make_process_environments(
-    source: Any,
+    source: Source,
     num_envs: int,
     num_processes: int,
     context: EnvContext,
@@ -88,7 +89,7 @@ def make_process_environments(
     assignment = {
         "source": source,
         "creators": {} if creator is None else {source: creator},
-        "spec": gym_spec(source) if by_name else None,
+        "spec": gym_spec(str(source)) if by_name else None,
         "context": context.copy_with_overrides(remote=True),
         "checked": checked,
         "may_be_none": may_be_none,
@@ -240,7 +241,7 @@ class ProcessEnvironments(Environments):
         assignment: bytes,
         processes: list[ChildProcess],
         made: Sequence[Made],
-        memory: Any,
+        memory: IO[bytes],
         num_envs: int,
         worker_index: int,
     ) -> None:
@@ -332,7 +333,9 @@ class ProcessEnvironments(Environments):
                 with contextlib.suppress(Exception):
                     process.receive()
 
-    def _ask(self, process: ChildProcess, method: str, *args: Any, is_limited: bool = False) -> Any:
+    def _ask(
+        self, process: ChildProcess, method: str, *args: object, is_limited: bool = False
+    ) -> Any:
         """Returns the answer of one process.
 
         Raises:
@@ -398,7 +401,7 @@ class ProcessEnvironments(Environments):
             broken.update(dict.fromkeys(self._shares[process.number], reason))
             return None
 
-    def _ask_each(self, method: str, *args: Any) -> list[Any]:
+    def _ask_each(self, method: str, *args: object) -> list[Any]:
         """Returns the answers of all processes to a request that does not step.
 
         Args:
@@ -419,7 +422,7 @@ class ProcessEnvironments(Environments):
                 raise self._explain(process, lost, method)[1] from lost
         return [answers[number] for number in range(len(self._processes))]
 
-    def ask_one(self, index: int, method: str, *args: Any) -> Any:
+    def ask_one(self, index: int, method: str, *args: object) -> Any:
         """Returns the answer of the process of one environment.
 
         Raises:
@@ -446,7 +449,7 @@ class ProcessEnvironments(Environments):
     def _copy_obs(self) -> Any:
         return unflatten(self.observation_space, (leaf.copy() for leaf in self._arrays.obs))
 
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Structure) -> Step:
         leaves = flatten(self.action_space, actions)
         for place, leaf in zip(self._arrays.actions, leaves, strict=True):
             place[...] = leaf
@@ -559,11 +562,11 @@ class RemoteEnvironment:
         is_method, value = environments.ask_one(index, "read", index, is_unwrapped, name)
         return functools.partial(self._call, name) if is_method else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         environments, index, is_unwrapped = self._place
         environments.ask_one(index, "write", index, is_unwrapped, name, value)
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, name: str, *args: object, **kwargs: object) -> Any:
         environments, index, is_unwrapped = self._place
         return environments.ask_one(index, "call", index, is_unwrapped, name, args, kwargs)
 

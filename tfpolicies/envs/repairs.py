@@ -21,9 +21,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import NO_NUMBERS, is_finite
+from tfpolicies.types import Scalar, Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -64,7 +66,7 @@ class Watchdog:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, what: str, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Returns `function(*args, **kwargs)`.
 
         Raises:
@@ -390,14 +392,14 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
         raise EnvError(f"The {what} {unsound(space)}: {obs!r:.500}.")
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: npt.ArrayLike) -> Any:
     try:
         return np.shape(value)
     except ValueError:  # of lists of several lengths
         return "(ragged)"
 
 
-def require_space(owner: Any, name: str) -> gym.Space:
+def require_space(owner: object, name: str) -> gym.Space:
     """Returns a space of an environment.
 
     Raises:
@@ -434,7 +436,7 @@ def explain_seed(reset: Callable[..., Any], what: str) -> None:
         ) from error
 
 
-def check_reward(reward: Any, what: str) -> None:
+def check_reward(reward: Structure, what: str) -> None:
     """Raises an `EnvError` unless a reward is a finite number."""
     array = np.asarray(reward)
     if array.shape != ():
@@ -445,7 +447,7 @@ def check_reward(reward: Any, what: str) -> None:
         raise EnvError(f"{what} gave the reward {reward!r}; a reward is a finite number.")
 
 
-def check_flag(flag: Any, name: str, what: str) -> None:
+def check_flag(flag: Scalar, name: str, what: str) -> None:
     """Raises an `EnvError` unless what says whether an episode ended is a bool, 0 or 1."""
     if np.shape(flag) != () or not are_flags([flag]):
         shown = flag.item() if isinstance(flag, np.generic) else flag

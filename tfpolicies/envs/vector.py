@@ -22,7 +22,7 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -45,6 +45,7 @@ from tfpolicies.envs.repairs import (
 )
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import real
+from tfpolicies.types import Structure
 
 
 class Step(NamedTuple):
@@ -90,7 +91,7 @@ class Environments(abc.ABC):
         """Starts new episodes everywhere; returns the observations, batched."""
 
     @abc.abstractmethod
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Structure) -> Step:
         """Steps all environments by actions `[N, ...]` of the action space."""
 
     @abc.abstractmethod
@@ -137,17 +138,15 @@ class SteppedTogether(abc.ABC):
         """Returns the environments, by index, for callers that want to talk to them; or []."""
 
 
-def _state_of(env: Any) -> list[Any] | None:
+def _state_of(env: gym.Env) -> list[Any] | None:
     """Returns the states of an environment's layers from the outside in, or None."""
-    if callable(getattr(env, "get_state", None)):
-        return [env.get_state()]
-    if isinstance(env, TimeLimit):
-        own: Any = env._elapsed_steps
-    elif isinstance(env, OrderEnforcing | PassiveEnvChecker):
-        own = None
-    else:
+    get_state = getattr(env, "get_state", None)
+    if callable(get_state):
+        return [get_state()]
+    if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):
         return None
     inner = _state_of(env.env)
+    own = env._elapsed_steps if isinstance(env, TimeLimit) else None
     return None if inner is None else [own, *inner]
 
 
@@ -270,7 +269,7 @@ class SeparateEnvironments(Environments):
             raise EnvError(f"The results of a step cannot be put together: {results!r:.500}.")
         return made
 
-    def _check_result(self, index: int, result: Any) -> None:
+    def _check_result(self, index: int, result: Sequence[Any]) -> None:
         what = self._repairs.call(index, "step")
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
@@ -334,7 +333,7 @@ class PlainEnvironments(SeparateEnvironments):
             raise
 
     def _renewed(self, index: int) -> Any:
-        def start(env: Any) -> Any:
+        def start(env: gym.Env) -> Any:
             self.envs[index] = env
             self._watch_calls()
             return self._first_observation(index)
@@ -461,7 +460,7 @@ class VectorEnvironments(Environments):
 
         return self._repairs.renewed(0, self.env, start)[1]
 
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Structure) -> Step:
         actions = self._own_copy(actions)
         try:
             return self._made_of(*self._step(actions))
@@ -469,11 +468,14 @@ class VectorEnvironments(Environments):
             return all_anew(self.num_envs, self._repairs.broke(0, "step", error), self._renewed())
 
     def _made_of(
-        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
+        self,
+        obs: Structure,
+        rewards: np.ndarray,
+        terminateds: np.ndarray,
+        truncateds: np.ndarray,
+        infos: Mapping[str, Any],
     ) -> Step:
-        stops, cuts = terminateds, truncateds
-        if not stops.dtype.kind == cuts.dtype.kind == "b":
-            stops, cuts = as_flags(terminateds), as_flags(truncateds)
+        stops, cuts = as_flags(terminateds), as_flags(truncateds)
         if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards, terminateds, truncateds)
         if self._repairs.breaks:
@@ -491,7 +493,9 @@ class VectorEnvironments(Environments):
                 obs, final = self._finish(obs, ended, infos)
         return Step(obs, rewards, stops, cuts, infos, dead, final)
 
-    def _explain(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any) -> None:
+    def _explain(
+        self, obs: Structure, rewards: np.ndarray, terminateds: np.ndarray, truncateds: np.ndarray
+    ) -> NoReturn:
         """Raises an `EnvError` about the first environment whose answer is not sound."""
         for i in range(self.num_envs):
             row = _rows(self.observation_space, obs, i)
@@ -499,8 +503,11 @@ class VectorEnvironments(Environments):
             check_reward(rewards[i], f"`step` of environment {i}")
             for name, flags in (("terminated", terminateds), ("truncated", truncateds)):
                 check_flag(flags[i], name, f"`step` of environment {i}")
+        raise AssertionError("an answer that is not sound looked sound")
 
-    def _finish(self, obs: Any, ended: np.ndarray, infos: Any) -> tuple[Any, Any]:
+    def _finish(
+        self, obs: Structure, ended: np.ndarray, infos: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         indices = np.flatnonzero(ended)
         if self.mode is AutoresetMode.DISABLED:
             last = _rows(self.observation_space, obs, indices)
@@ -550,7 +557,7 @@ def _rows(space: gym.Space, batch: Any, indices: np.ndarray | int) -> Any:
     return np.array(batch[indices])
 
 
-def all_anew(num_envs: int, error: Exception, first: Any) -> Step:
+def all_anew(num_envs: int, error: Exception, first: Structure) -> Step:
     """Returns the step in which all environments broke, since nobody can tell which did.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from tfpolicies.marks import for_place
 from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.rules import is_finite, is_schedule
 from tfpolicies.schedules import piecewise_linear
+from tfpolicies.types import Structure
+
+Schedule: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], float]
 
 
 class Setting(NamedTuple):
@@ -154,7 +157,7 @@ class Scheduled(Exploration):
 
 
 def checked_array(
-    exploration: Exploration, method: str, found: Any, shape: tuple[int, ...]
+    exploration: Exploration, method: str, found: Structure, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Returns what a method of a strategy gave, if its numbers have a dtype and shape.
 
@@ -167,10 +170,11 @@ def checked_array(
     Raises:
         UsageError: for anything else.
     """
-    is_array = isinstance(found, np.ndarray)
-    if is_array and found.shape == shape and found.dtype == np.float32:
+    if isinstance(found, np.ndarray) and found.shape == shape and found.dtype == np.float32:
         return found
-    given = f"{found.dtype} {list(found.shape)}" if is_array else f"{found!r:.60}"
+    given = (
+        f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else f"{found!r:.60}"
+    )
     raise UsageError(
         f"{type(exploration).__name__}.{method} must return a NumPy array float32 {list(shape)}, "
         f"got {given}."

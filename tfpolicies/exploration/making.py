@@ -19,6 +19,7 @@ from tfpolicies.exploration.strategies import (
     SoftQ,
     StochasticSampling,
 )
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.rules import is_one_of
 
 STRATEGIES: dict[str, type[Exploration]] = {
@@ -38,7 +39,7 @@ STRATEGIES: dict[str, type[Exploration]] = {
 
 def make_exploration(
     config: Mapping[str, Any] | None,
-    dist_class: Any,
+    dist_class: ActionDistribution,
     *,
     worker_index: int = 0,
     num_workers: int = 0,
@@ -70,7 +71,7 @@ def make_exploration(
     return _make(config, Setting(dist_class, _make, worker_index, num_workers, normalize_actions))
 
 
-def _make(config: Any, setting: Setting) -> Exploration:
+def _make(config: Mapping[str, Any] | None, setting: Setting) -> Exploration:
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(
             f"`exploration_config` must be a dict {{'type': ..., **settings}}, got {config!r}."
@@ -102,7 +103,7 @@ def _settings_of(strategy: type[Exploration]) -> list[str]:
     return list(names)
 
 
-def _strategy(kind: Any) -> type[Exploration]:
+def _strategy(kind: str | type[Exploration]) -> type[Exploration]:
     found = kind
     if isinstance(kind, str):
         found = STRATEGIES.get(kind) or _imported(kind)

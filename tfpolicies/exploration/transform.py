@@ -22,15 +22,16 @@ import copy
 import math
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.exploration.picking import ActionLeaf, Continuous
-from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution, Distribution, Product
 from tfpolicies.models.distributions.noise import NOISE_KINDS, NoiseKind
 
+AnyDistribution: TypeAlias = Distribution | Product
 MIN_TEMPERATURE = 1e-6
 
 
@@ -48,7 +49,7 @@ class Base(Protocol):
         """Draws its noise, float32 `[B, noise_size]`."""
 
     def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
     ) -> tuple[list[tf.Tensor], Any]:
         """Returns an action tensor per leaf, and the distribution they follow or None."""
 
@@ -59,7 +60,7 @@ class Sample:
     Its only parameter, if tempered, is the temperature.
     """
 
-    def __init__(self, dist_class: Any, tempered: bool = False) -> None:
+    def __init__(self, dist_class: ActionDistribution, tempered: bool = False) -> None:
         self._dist_class = dist_class
         self._tempered = tempered
         self.key: Hashable = ("sample", tempered)
@@ -78,7 +79,7 @@ class Sample:
         return noise
 
     def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
     ) -> tuple[list[tf.Tensor], Any]:
         """Samples."""
         if self._tempered:
@@ -100,7 +101,7 @@ class Greedy:
         return np.zeros((rows, 0), np.float32)
 
     def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
     ) -> tuple[list[tf.Tensor], Any]:
         """Takes the mode."""
         return _greedy(distribution), None
@@ -129,7 +130,7 @@ class Disturb:
         return noise
 
     def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
     ) -> tuple[list[tf.Tensor], Any]:
         """Adds the noise."""
         gate = noise[:, :1] > 0.0
@@ -241,7 +242,7 @@ class Transform:
         return noise
 
     def apply(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns an action tensor `[B, *shape]` per leaf, and their log-probabilities `[B]`.
 
@@ -276,7 +277,7 @@ class Transform:
 
     def _mix(
         self,
-        distribution: Any,
+        distribution: AnyDistribution,
         actions: Sequence[tf.Tensor],
         explores: tf.Tensor,
         columns: tf.Tensor,
@@ -298,11 +299,11 @@ class Transform:
         return mixed
 
 
-def parts_of(distribution: Any) -> list[Any]:
+def parts_of(distribution: AnyDistribution) -> list[Any]:
     """Returns the distribution of each leaf of the action space."""
     parts = getattr(distribution, "parts", None)
     return list(parts) if isinstance(parts, list | tuple) else [distribution]
 
 
-def _greedy(distribution: Any) -> list[tf.Tensor]:
+def _greedy(distribution: AnyDistribution) -> list[tf.Tensor]:
     return [part.deterministic_sample() for part in parts_of(distribution)]

@@ -9,6 +9,7 @@ import keras
 
 from tfpolicies.models.calling import call_model
 from tfpolicies.models.catalog import RememberingModel
+from tfpolicies.types import TensorStructure
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -26,7 +27,7 @@ class ActorCritic(keras.Model):
         self.critic = critic
         self.built = actor.built and critic.built
 
-    def call(self, inputs: Any, training: bool = False) -> tuple[Any, Any]:
+    def call(self, inputs: TensorStructure, training: bool = False) -> tuple[Any, Any]:
         return (
             call_actor(self.actor, inputs, training=training),
             call_model(self.critic, inputs, training=training),
@@ -37,7 +38,9 @@ class ActorCritic(keras.Model):
         return {name: keras.saving.serialize_keras_object(part) for name, part in parts.items()}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> ActorCritic:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, type] | None = None
+    ) -> ActorCritic:
         parts = {
             name: keras.saving.deserialize_keras_object(config[name], custom_objects)
             for name in ("actor", "critic")
@@ -55,7 +58,7 @@ def users_model(model: keras.Model) -> keras.Model:
     return model.actor if isinstance(model, ActorCritic) else model
 
 
-def call_actor(model: keras.Model, inputs: Any, *, training: bool = False) -> Any:
+def call_actor(model: keras.Model, inputs: TensorStructure, *, training: bool = False) -> Any:
     """Calls a model like `call_model`; returns the inputs of the action distribution alone."""
     return get_dist_inputs(call_model(model, inputs, training=training))
 
@@ -72,7 +75,7 @@ def variables_of_actor(model: keras.Model) -> list[Any] | None:
     return None if actor is None else list(actor.variables)
 
 
-def value_of(outputs: Any) -> Any:
+def value_of(outputs: TensorStructure) -> Any:
     """Returns the value of what a model gave; None if it gives none."""
     if isinstance(outputs, Mapping):
         return outputs.get("vf_preds", outputs.get("value"))
@@ -81,7 +84,7 @@ def value_of(outputs: Any) -> Any:
     return None
 
 
-def get_dist_inputs(outputs: Any) -> Any:
+def get_dist_inputs(outputs: TensorStructure) -> Any:
     """Returns the inputs of the action distribution of what a model gave; None if it gives none."""
     if isinstance(outputs, Mapping):
         return outputs.get("action_dist_inputs", outputs.get("logits"))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfpolicies.models.calling import all_layers
+from tfpolicies.types import Setting
 
 
 class Architecture(NamedTuple):
@@ -42,7 +43,7 @@ _NAMES = ("name", "keras_history", "input_layers", "output_layers")
 _NOT_ARCHITECTURE = ("registered_name", "build_config", "compile_config")
 
 
-def anonymous(config: Any) -> Any:
+def anonymous(config: Setting) -> Any:
     """Returns a Keras config without names, which differ between equal architectures.
 
     Names become numbers, where a layer has its name and where others refer to it; the same word
@@ -50,7 +51,7 @@ def anonymous(config: Any) -> Any:
     """
     names: dict[str, str] = {}
 
-    def walk(value: Any, *, is_name: bool) -> Any:
+    def walk(value: Setting, *, is_name: bool) -> Any:
         if isinstance(value, Mapping):
             if "DTypePolicy" in str(value.get("class_name")):
                 return value["config"]
@@ -65,7 +66,7 @@ def anonymous(config: Any) -> Any:
     return walk(config, is_name=False)
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: Setting) -> str:
     """Returns a short stable hash of a JSON-like value."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import call_model, call_with_zeros, zeros
 from tfpolicies.models.ports import InputPorts
+from tfpolicies.types import TensorStructure
 
 _TOLERANCE = 1e-4  # of the largest number of an output
 
@@ -50,7 +51,9 @@ def require_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> N
     )
 
 
-def _first_other_layer(model: Any, copy: Any, inputs: Any) -> str | None:
+def _first_other_layer(
+    model: keras.Model, copy: keras.Model, inputs: Mapping[str, np.ndarray]
+) -> str | None:
     """Returns the name of the first layer of a functional model that gives something else."""
     if not isinstance(model, keras.Function | keras.Sequential):
         return None
@@ -65,7 +68,7 @@ def _first_other_layer(model: Any, copy: Any, inputs: Any) -> str | None:
     return None
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: TensorStructure, other: TensorStructure) -> bool:
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     return all(_is_close(np.asarray(x), np.asarray(y)) for x, y in pairs)
 

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, zeros
@@ -20,6 +21,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.ports import InputPorts, model_leaves
 from tfpolicies.models.registry import model_given
+from tfpolicies.models.settings import Settings
 
 
 class Critics(keras.Model):
@@ -36,7 +38,7 @@ class Critics(keras.Model):
         self.critics = list(critics)
         self._shape = shape
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
         values = [call_model(each, inputs, training=training) for each in self.critics]
         rows = (-1, *self._shape)
         return keras.ops.stack([keras.ops.reshape(x, rows) for x in values], axis=-1)
@@ -45,7 +47,7 @@ class Critics(keras.Model):
 def critic_source(
     observation_space: gym.Space,
     dist_class: ActionDistribution,
-    config: Mapping[str, Any],
+    config: Settings,
     count: int,
     *,
     setting: str = "model",

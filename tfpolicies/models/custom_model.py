@@ -31,9 +31,10 @@ from tfpolicies.models.distributions import (
 )
 from tfpolicies.models.ports import InputPorts, model_leaves
 from tfpolicies.models.preprocessing import is_image
-from tfpolicies.models.settings import has_memory
+from tfpolicies.models.settings import Settings, has_memory
 from tfpolicies.models.tanh_heads import ends_in_tanh, warn_of_tanh
 from tfpolicies.models.views import views_of
+from tfpolicies.types import TensorStructure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -49,7 +50,7 @@ def require_float32() -> None:
 
 
 def context_of(
-    factory: Callable[..., Any], action_space: gym.Space, config: Mapping[str, Any]
+    factory: Callable[..., Any], action_space: gym.Space, config: Settings
 ) -> dict[str, Any]:
     """Returns what a factory is given beside its own arguments, if it names it."""
     offered = {"action_space": action_space, "model_config": {**config, "custom_model": None}}
@@ -60,7 +61,12 @@ def context_of(
     return {name: value for name, value in offered.items() if name in named}
 
 
-def model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:
+def model_of(
+    factory: Callable[..., keras.Model],
+    space: gym.Space,
+    num_outputs: int,
+    arguments: Mapping[str, Any],
+) -> keras.Model:
     """Returns what a factory of models gives for a space and its own arguments.
 
     Raises:
@@ -81,7 +87,7 @@ def model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -
     return model
 
 
-def _signature(factory: Any) -> inspect.Signature | None:
+def _signature(factory: Callable[..., keras.Model]) -> inspect.Signature | None:
     """Returns what a factory of models takes, without `self`; None if Python cannot tell."""
     is_model_class = isinstance(factory, type) and issubclass(factory, keras.Model)
     try:
@@ -92,7 +98,11 @@ def _signature(factory: Any) -> inspect.Signature | None:
 
 
 def _require_call(
-    factory: Any, signature: inspect.Signature, space: gym.Space, num_outputs: int, arguments: Any
+    factory: Callable[..., keras.Model],
+    signature: inspect.Signature,
+    space: gym.Space,
+    num_outputs: int,
+    arguments: Mapping[str, Any],
 ) -> None:
     """Checks that a factory takes what it will be called with.
 
@@ -138,7 +148,7 @@ class ModelRequirements(NamedTuple):
 
     observation_space: gym.Space
     dist_class: ActionDistribution
-    config: Mapping[str, Any]
+    config: Settings
     with_value: bool  # whether values are needed, too
 
     def complete(self, model: keras.Model) -> keras.Model:
@@ -199,7 +209,7 @@ class ModelRequirements(NamedTuple):
         )
 
 
-def _are_probabilities(dist_inputs: Any) -> bool:
+def _are_probabilities(dist_inputs: tf.Tensor) -> bool:
     """Whether rows sum to 1, as behind a softmax; False where nothing is computed yet."""
     if not tf.executing_eagerly() or dist_inputs.shape[-1] < 2:
         return False
@@ -207,7 +217,7 @@ def _are_probabilities(dist_inputs: Any) -> bool:
     return bool((rows >= 0).all() and np.allclose(rows.sum(axis=-1), 1.0, atol=1e-5))
 
 
-def _critic(name: str, observation_space: gym.Space, config: Mapping[str, Any]) -> keras.Model:
+def _critic(name: str, observation_space: gym.Space, config: Settings) -> keras.Model:
     settings = {**config, "free_log_std": False, "custom_model": None}
     try:
         critic = build_model(model_leaves(observation_space), 1, settings, with_value=False, seed=0)
@@ -246,7 +256,9 @@ def _warn_of_probabilities(name: str) -> None:
     )
 
 
-def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: InputPorts) -> None:
+def check_outputs(
+    model: keras.Model, outputs: TensorStructure, num_outputs: int, ports: InputPorts
+) -> None:
     """Checks what a model gave for inputs of zeros.
 
     Raises:
@@ -256,7 +268,7 @@ def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: Inp
     axes = "B, T" if ports.is_recurrent else "B"
     dist_inputs, values = get_dist_inputs(outputs), value_of(outputs)
 
-    def got(x: Any) -> str:
+    def got(x: tf.Tensor | None) -> str:
         shape = getattr(x, "shape", None)
         if shape is None:
             return "no such output"

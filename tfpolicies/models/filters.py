@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from gymnasium import spaces
 
@@ -20,11 +21,14 @@ from tfpolicies.models.running_filter import (
 )
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.models.spaces import MASK, batch_leaves, has_mask, leaves, nest, pick
+from tfpolicies.types import Setting, Structure
 
 _EPSILON = 1e-8
 
 
-def normalize(x: tf.Tensor, mean: Any, scale: Any) -> tf.Tensor:
+def normalize(
+    x: tf.Tensor, mean: np.ndarray | tf.Tensor, scale: np.ndarray | tf.Tensor
+) -> tf.Tensor:
     """Returns `(x - mean) * scale`, clipped to `[-10, 10]`.
 
     Args:
@@ -54,7 +58,7 @@ def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
     )
 
 
-def make_filter(name: Any, observation_space: spaces.Space) -> MeanStdFilter:
+def make_filter(name: Setting, observation_space: spaces.Space) -> MeanStdFilter:
     """Returns the filter that the setting `observation_filter` names.
 
     `"NoFilter"` gives a filter that normalises no leaf; `"ConcurrentMeanStdFilter"` is
@@ -74,7 +78,7 @@ def make_reward_filter(name: str) -> RewardFilter | None:
     return ReturnFilter() if name == RETURN_FILTER else RewardFilter()
 
 
-def require_filter(name: Any) -> None:
+def require_filter(name: Setting) -> None:
     """Checks that a policy can filter by what its setting `observation_filter` is.
 
     Raises:
@@ -143,7 +147,7 @@ class MeanStdFilter(RunningFilter):
             )
         self._observe([batches[i] for i in self.filtered])
 
-    def __call__(self, x: Any, update: bool = False) -> Any:
+    def __call__(self, x: Structure, update: bool = False) -> Any:
         """Returns observations as the model sees them: normalised by the frozen numbers, float32.
 
         Args:
@@ -204,7 +208,7 @@ class RewardFilter(RunningFilter):
     def __init__(self) -> None:
         super().__init__([()])
 
-    def observe(self, rewards: Any) -> None:
+    def observe(self, rewards: npt.ArrayLike) -> None:
         """Adds raw rewards, of any shape, to the pending ones.
 
         Raises:
@@ -212,7 +216,7 @@ class RewardFilter(RunningFilter):
         """
         self._observe([np.ravel(rewards)])
 
-    def __call__(self, rewards: Any, update: bool = False) -> np.ndarray:
+    def __call__(self, rewards: npt.ArrayLike, update: bool = False) -> np.ndarray:
         """Returns scaled rewards, float32, of the same shape, by the frozen statistics.
 
         Args:

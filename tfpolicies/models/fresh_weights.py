@@ -70,7 +70,9 @@ def _initializers(model: keras.Model) -> dict[int, Any]:
     return found
 
 
-def _draw(initializer: Any, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+def _draw(
+    initializer: keras.initializers.Initializer, shape: tuple[int, ...], dtype: np.dtype, seed: int
+) -> np.ndarray:
     if isinstance(initializer, keras.initializers.Zeros):
         return np.zeros(shape, dtype)
     if isinstance(initializer, keras.initializers.Initializer):

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tfpolicies.types import Json
+
 _NAMES = json.loads(resources.files(__package__).joinpath("keras_names.json").read_text("utf-8"))
 """Names by kind. "inside" has what has no public name, by module: models, and nodes written as
 `x + y` or with `keras.ops`."""
@@ -56,7 +58,7 @@ def kinds() -> dict[str, Kind]:
     return {**found, "": Kind("object", bases, every, frozenset())}
 
 
-def is_optimizer(name: Any) -> bool:
+def is_optimizer(name: Json) -> bool:
     """Whether a name is that of an optimizer of Keras's own, or registered in this process."""
     if not isinstance(name, str):
         return False

@@ -27,7 +27,7 @@ from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.ports import InputPorts, model_leaves
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.registry import model_given
-from tfpolicies.models.settings import has_memory
+from tfpolicies.models.settings import Settings, has_memory
 from tfpolicies.models.views import declared
 
 
@@ -44,7 +44,7 @@ class ModelSource(NamedTuple):
 def model_source(
     observation_space: gym.Space,
     dist_class: ActionDistribution,
-    config: Mapping[str, Any],
+    config: Settings,
     *,
     with_value: bool,
 ) -> ModelSource:
@@ -106,9 +106,7 @@ def model_source(
     )
 
 
-def q_model_source(
-    observation_space: gym.Space, num_actions: int, static: Mapping[str, Any]
-) -> ModelSource:
+def q_model_source(observation_space: gym.Space, num_actions: int, static: Settings) -> ModelSource:
     """Returns the source of the catalog's Q-networks; see `build_q_model`.
 
     Args:
@@ -131,7 +129,7 @@ def _catalog_source(
     build: Callable[..., keras.Model],
     observation_space: gym.Space,
     num_outputs: int,
-    config: Mapping[str, Any],
+    config: Settings,
     how: Mapping[str, Any],
 ) -> ModelSource:
     """Returns the source of models that `build` makes of a complete `model` config."""

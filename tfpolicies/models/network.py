@@ -18,6 +18,7 @@ from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, plain_leaves
 from tfpolicies.models.preprocessing import encode, encoded_shape
 from tfpolicies.models.spaces import pick
+from tfpolicies.types import TensorStructure
 
 
 class NetworkInputs(NamedTuple):
@@ -141,7 +142,7 @@ class Network:
             seen[NOISE] = tf.zeros([1, self.ports.noise_size]) if mean else inputs.noise
         return seen
 
-    def encoded(self, obs: Any) -> dict[str, tf.Tensor]:
+    def encoded(self, obs: TensorStructure) -> dict[str, tf.Tensor]:
         """Returns rows of observations, nested as their space is, as the model sees them, by port.
 
         Action masks are left out.
@@ -175,7 +176,7 @@ class Network:
         return normalize(encoded, filters[at], filters[at + 1])
 
 
-def _fold(rows: tf.Tensor, time_steps: Any) -> tf.Tensor:
+def _fold(rows: tf.Tensor, time_steps: int | tf.Tensor) -> tf.Tensor:
     """Reshapes rows `[S * T, ...]` to sequences `[S, T, ...]`."""
     shape = rows.shape[1:]
     static = time_steps if isinstance(time_steps, int) else None

@@ -21,6 +21,7 @@ from tfpolicies.models.spaces import (
     MASK,
     OBSERVATIONS,
     Leaf,
+    Leaves,
     action_leaves,
     has_mask,
     leaves,
@@ -28,6 +29,7 @@ from tfpolicies.models.spaces import (
     pick,
     port_names,
 )
+from tfpolicies.types import Structure, TensorStructure
 
 SEQ_LENS = "seq_lens"
 NOISE = "noise"
@@ -108,7 +110,7 @@ class View:
         shifts = tuple(min(shift + 1, -1) for shift in self.shifts)
         return View(f"new_{self.name}", self.source, self.space, shifts, self.is_window)
 
-    def picked(self, column: Any) -> list[Any]:
+    def picked(self, column: Structure | TensorStructure) -> list[Any]:
         """Returns the leaves of a nested column."""
         return [pick(column, leaf.path) for leaf in self.leaves]
 
@@ -269,7 +271,7 @@ class InputPorts:
         return list(inputs[:first]), list(inputs[first:second]), list(inputs[second:])
 
 
-def leaf_ports(prefix: str, space_leaves: Sequence[Leaf]) -> tuple[Port, ...]:
+def leaf_ports(prefix: str, space_leaves: Leaves) -> tuple[Port, ...]:
     """Returns one port per leaf: `prefix`, or `prefix_<path>`."""
     names = port_names(space_leaves, prefix)
     return tuple(

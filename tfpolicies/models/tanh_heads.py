@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
 
 import keras
 
@@ -14,7 +13,7 @@ _SHAPING = ("Rescaling", "Multiply", "Reshape", "Identity", "Flatten", "Lambda",
 """Operations of Keras that may follow an activation, to which their first input leads."""
 
 
-def ends_in_tanh(model: Any) -> bool:
+def ends_in_tanh(model: keras.Model) -> bool:
     """Returns whether the first output of a functional or sequential model is that of a tanh.
 
     >>> import keras

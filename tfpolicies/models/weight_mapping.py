@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -451,7 +451,7 @@ def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | Non
     return [(i, x[2]) for i, x in zip(order, variables, strict=True)] if fits else None
 
 
-def _cast(array: np.ndarray, variable: Any, what: str, file: str) -> np.ndarray:
+def _cast(array: np.ndarray, variable: keras.Variable, what: str, file: str) -> np.ndarray:
     dtype = np.dtype(str(variable.dtype))
     if not np.isfinite(array).all():
         problem = "has values that are NaN or infinite"

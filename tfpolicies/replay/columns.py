@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -94,7 +93,7 @@ def frames_for(like: np.ndarray, room: Room, capacity: int) -> Frames:
     return Frames(frame, like.dtype, room, capacity)
 
 
-def is_image(leaf: Any) -> bool:
+def is_image(leaf: np.ndarray) -> bool:
     """Whether rows `[B, *shape]` are so large that they are kept as frames."""
     return bool(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize >= IMAGE_BYTES)
 

@@ -236,6 +236,6 @@ def _columns_of(batch: SampleBatch) -> dict[str, Any]:
     return {name: column for name, column in batch.items() if name != INFOS}
 
 
-def _require_count(name: str, value: Any, least: int) -> None:
+def _require_count(name: str, value: int, least: int) -> None:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ConfigError(f"`{name}` must be a whole number from {least}, but got {value!r}.")

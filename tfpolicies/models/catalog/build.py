@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,18 +12,18 @@ from tfpolicies.models.catalog.heads import action_outputs, value_output
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.memory import Named, memory_model, previous_inputs, sequence_inputs
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import has_memory, model_settings
-from tfpolicies.models.spaces import Leaf, port_names
+from tfpolicies.models.settings import Settings, has_memory, model_settings
+from tfpolicies.models.spaces import Leaves, port_names
 
 
 def build_model(
-    space_leaves: Sequence[Leaf],
+    space_leaves: Leaves,
     num_outputs: int,
-    config: Mapping[str, Any],
+    config: Settings,
     *,
     with_value: bool,
     seed: int = 0,
-    action_leaves: Sequence[Leaf] = (),
+    action_leaves: Leaves = (),
 ) -> keras.Model:
     """Builds the Keras model that a `model` config describes.
 
@@ -75,7 +74,7 @@ def _feedforward(
     kernels: Kernels,
     inputs: Named,
     num_outputs: int,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     with_value: bool,
 ) -> Any:

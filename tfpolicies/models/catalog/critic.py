@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.spaces import Leaf, port_names
+from tfpolicies.models.settings import Settings
+from tfpolicies.models.spaces import Leaves, port_names
 
 ACTIONS = "actions"
 """The input of a critic that takes the actions."""
 
 
 def build_critic(
-    space_leaves: Sequence[Leaf],
-    action_leaves: Sequence[Leaf],
-    settings: Mapping[str, Any],
+    space_leaves: Leaves,
+    action_leaves: Leaves,
+    settings: Settings,
     *,
     num_values: int = 1,
     setting: str = "model",

@@ -15,9 +15,11 @@ from gymnasium import spaces
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.heads import dense
 from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.layers import Tensor
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import pair
-from tfpolicies.models.spaces import Leaf
+from tfpolicies.models.settings import Settings, pair
+from tfpolicies.models.spaces import Leaf, Leaves
+from tfpolicies.types import Setting
 
 logger = logging.getLogger("tfpolicies")
 
@@ -54,9 +56,9 @@ class Encoder:
 
     def __init__(
         self,
-        space_leaves: Sequence[Leaf],
+        space_leaves: Leaves,
         names: Sequence[str],
-        config: Mapping[str, Any],
+        config: Settings,
         kernels: Kernels,
         setting: str = "model",
     ) -> None:
@@ -113,7 +115,12 @@ class Encoder:
             for leaf, name in self._leaves
         }
 
-    def model(self, inputs: dict[str, Any], outputs: Any, name: str) -> keras.Model:
+    def model(
+        self,
+        inputs: dict[str, Any],
+        outputs: Tensor | Sequence[Tensor],
+        name: str,
+    ) -> keras.Model:
         """Returns a model, which takes the only leaf of a space that is not nested as it is."""
         is_nested = len(inputs) > 1 or bool(self._leaves[0][0].path)
         return keras.Model(inputs if is_nested else inputs["obs"], outputs, name=name)
@@ -128,17 +135,19 @@ class Encoder:
         parts = [self._part(leaf, name, rows[name], tower) for leaf, name in self._leaves]
         return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name=f"{tower}join")(parts)
 
-    def fully_connected(self, x: Any, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
+    def fully_connected(self, x: Tensor, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
         """Puts dense layers `<prefix>_1`, ... behind `x`."""
         for i, (units, activation) in enumerate(layers, start=1):
             x = self.dense(x, units, f"{prefix}_{i}", "hidden", activation)
         return x
 
-    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
+    def dense(
+        self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
+    ) -> Any:
         """Puts one dense layer behind `x`; see `heads.dense`."""
         return dense(self._kernels, x, units, name, role, activation)
 
-    def _part(self, leaf: Leaf, name: str, x: Any, tower: str) -> Any:
+    def _part(self, leaf: Leaf, name: str, x: Tensor, tower: str) -> Any:
         if name in self._filters:
             where = f"{name}_" if leaf.path else ""
             if has_channels_first(leaf, self._config):
@@ -149,7 +158,7 @@ class Encoder:
             x = self._convolutions(x, self._filters[name], f"{where}conv_{tower}")
         return flattened(x)
 
-    def _convolutions(self, x: Any, filters: Sequence[Any], prefix: str) -> Any:
+    def _convolutions(self, x: Tensor, filters: Sequence[Any], prefix: str) -> Any:
         for i, (channels, kernel, stride) in enumerate(filters, start=1):
             layer = keras.layers.Conv2D(
                 channels,
@@ -165,12 +174,12 @@ class Encoder:
         return x
 
 
-def flattened(x: Any) -> Any:
+def flattened(x: Tensor) -> Any:
     """Returns rows `[B, ...]` as `[B, F]`."""
     return x if len(x.shape) == 2 else keras.layers.Flatten()(x)
 
 
-def check_activation(setting: str, activation: Any) -> None:
+def check_activation(setting: str, activation: Setting) -> None:
     """Raises a `ModelError` that names the setting unless Keras knows the activation."""
     try:
         keras.activations.get(activation)
@@ -178,9 +187,7 @@ def check_activation(setting: str, activation: Any) -> None:
         raise ModelError(f"{setting}: {error}") from error
 
 
-def filters_for(
-    leaf: Leaf, name: str, config: Mapping[str, Any], setting: str = "model"
-) -> Sequence[Any]:
+def filters_for(leaf: Leaf, name: str, config: Settings, setting: str = "model") -> Sequence[Any]:
     """Returns the convolutions `[channels, kernel, stride]` of an image.
 
     All but the last are padded ("same"), the last one is not ("valid").
@@ -212,7 +219,7 @@ def filters_for(
     return filters
 
 
-def is_convolved(leaf: Leaf, config: Mapping[str, Any]) -> bool:
+def is_convolved(leaf: Leaf, config: Settings) -> bool:
     """Whether a leaf goes through convolutions.
 
     It must be a Box of rank 3. Then either `conv_filters` are given and not empty, or both sides
@@ -231,7 +238,7 @@ def is_convolved(leaf: Leaf, config: Mapping[str, Any]) -> bool:
     return min(sides) >= _LEAST_SIDE and (leaf.dtype == np.uint8 or sides in CONV_FILTERS)
 
 
-def has_channels_first(leaf: Leaf, config: Mapping[str, Any]) -> bool:
+def has_channels_first(leaf: Leaf, config: Settings) -> bool:
     """Whether the first axis of an image has its channels: as `channels_first` says, or by shape.
 
     By shape they are first if that axis has 1, 3 or 4, the last one has not, and both sides have
@@ -247,7 +254,7 @@ def _has_rank_3(leaf: Leaf) -> bool:
     return isinstance(leaf.space, spaces.Box) and len(leaf.shape) == 3
 
 
-def _sides(leaf: Leaf, config: Mapping[str, Any]) -> tuple[int, int]:
+def _sides(leaf: Leaf, config: Settings) -> tuple[int, int]:
     """Returns height and width."""
     one, two, three = leaf.shape
     return (two, three) if has_channels_first(leaf, config) else (one, two)
@@ -301,7 +308,7 @@ def _known_sizes() -> str:
     return ", ".join(f"{height}x{width}" for height, width in CONV_FILTERS)
 
 
-def _ints(config: Mapping[str, Any], which: str) -> list[int]:
+def _ints(config: Settings, which: str) -> list[int]:
     return [int(units) for units in config[f"{which}fcnet_hiddens"]]
 
 

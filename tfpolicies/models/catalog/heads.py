@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.layers import FreeLogStd
+from tfpolicies.models.catalog.layers import FreeLogStd, Tensor
+from tfpolicies.models.settings import Settings
 
 
 def dense(
-    kernels: Kernels, x: Any, units: int, name: str, role: str, activation: Any = None
+    kernels: Kernels,
+    x: Tensor,
+    units: int,
+    name: str,
+    role: str,
+    activation: str | None = None,
 ) -> Any:
     """Puts one dense layer behind `x`; its role decides about the fresh weights."""
     kernel = kernels.dense(role)
@@ -21,7 +26,11 @@ def dense(
 
 
 def action_outputs(
-    kernels: Kernels, x: Any, num_outputs: int, settings: Mapping[str, Any], final: Any = None
+    kernels: Kernels,
+    x: Tensor,
+    num_outputs: int,
+    settings: Settings,
+    final: str | None = None,
 ) -> Any:
     """Puts the inputs of the action distribution behind `x`: linear, or activated by `final`.
 
@@ -34,6 +43,6 @@ def action_outputs(
     return FreeLogStd(settings["log_std_init"], name="log_std")(outputs) if free else outputs
 
 
-def value_output(kernels: Kernels, x: Any) -> Any:
+def value_output(kernels: Kernels, x: Tensor) -> Any:
     """Puts the value behind `x`."""
     return dense(kernels, x, 1, "value_out", "value")

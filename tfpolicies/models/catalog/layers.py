@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
 
+Tensor: TypeAlias = keras.KerasTensor
+"""A tensor of a functional model, or the one that a layer is called with."""
 
-def rows_of(sequences: Any) -> Any:
+
+def rows_of(sequences: Tensor) -> Any:
     """Returns sequences `[B, T, ...]` as rows `[B * T, ...]`."""
     return ops.reshape(sequences, (-1, *sequences.shape[2:]))
 
 
-def sequences_of(rows: Any, like: Any) -> Any:
+def sequences_of(rows: Tensor, like: Tensor) -> Any:
     """Returns rows `[B * T, F]` as sequences `[B, T, F]`, given anything `[B, T, ...]`."""
     batch, time = ops.shape(like)[:2]
     return ops.reshape(rows, (batch, time, rows.shape[-1]))
@@ -36,7 +40,7 @@ class FreeLogStd(keras.layers.Layer):
         start = keras.initializers.Constant(self.start)
         self.log_std = self.add_weight(name="log_std", shape=(input_shape[-1],), initializer=start)
 
-    def call(self, means: Any) -> Any:
+    def call(self, means: Tensor) -> Any:
         rows = ops.zeros_like(means) + self.log_std
         return ops.concatenate([means, rows], axis=-1)
 
@@ -48,7 +52,7 @@ class FreeLogStd(keras.layers.Layer):
 class FoldTime(keras.layers.Layer):
     """Makes rows `[B * T, ...]` of sequences `[B, T, ...]`."""
 
-    def call(self, sequences: Any) -> Any:
+    def call(self, sequences: Tensor) -> Any:
         return rows_of(sequences)
 
 
@@ -56,7 +60,7 @@ class FoldTime(keras.layers.Layer):
 class UnfoldTime(keras.layers.Layer):
     """Makes sequences `[B, T, F]` of rows `[B * T, F]`, given anything `[B, T, ...]`."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         return sequences_of(*inputs)
 
 
@@ -64,7 +68,7 @@ class UnfoldTime(keras.layers.Layer):
 class SequenceMask(keras.layers.Layer):
     """Says which steps of padded sequences are real: bool `[B, T]`, from `[B, T, ...]`, `[B]`."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         sequences, seq_lens = inputs
         steps = ops.arange(ops.shape(sequences)[1], dtype="int32")
         return steps[None, :] < ops.cast(seq_lens, "int32")[:, None]

@@ -23,7 +23,8 @@ from tfpolicies.models.catalog.inspection import (
 from tfpolicies.models.catalog.layers import FoldTime, UnfoldTime
 from tfpolicies.models.catalog.recurrent import recurrent_core
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.spaces import Leaf, port_names
+from tfpolicies.models.settings import Settings
+from tfpolicies.models.spaces import Leaves, port_names
 
 Named = dict[str, Any]  # Keras tensors by name
 
@@ -52,7 +53,7 @@ def sequence_inputs(shapes: Mapping[str, Sequence[int]]) -> Named:
     }
 
 
-def previous_inputs(settings: Mapping[str, Any], action_leaves: Sequence[Leaf]) -> Named:
+def previous_inputs(settings: Settings, action_leaves: Leaves) -> Named:
     """Returns the inputs of previous actions and rewards that a memory reads beside features.
 
     Raises:
@@ -83,7 +84,7 @@ def memory_model(
     own: Named,
     previous: Named,
     num_outputs: int,
-    settings: Mapping[str, Any],
+    settings: Settings,
     kernels: Kernels,
     *,
     with_value: bool,
@@ -124,10 +125,10 @@ def build_remembering(
     features: Callable[[Named], Any],
     shapes: Mapping[str, Sequence[int]],
     num_outputs: int,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     with_value: bool,
-    action_leaves: Sequence[Leaf],
+    action_leaves: Leaves,
 ) -> RememberingModel:
     """Builds a memory around a model of the user's; inputs and outputs are as in `build_model`.
 

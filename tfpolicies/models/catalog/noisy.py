@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import ops
+
+from tfpolicies.models.catalog.layers import Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -33,8 +37,8 @@ class NoisyDense(keras.layers.Layer):
         self,
         units: int,
         sigma0: float,
-        activation: Any = None,
-        kernel_initializer: Any = "glorot_uniform",
+        activation: str | Callable[[tf.Tensor], tf.Tensor] | None = None,
+        kernel_initializer: str | keras.initializers.Initializer = "glorot_uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -44,7 +48,7 @@ class NoisyDense(keras.layers.Layer):
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.Zeros()
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Sequence[Sequence[int]]) -> None:
         p, q = input_shape[0][-1], self.units
         start = keras.initializers.Constant(self.sigma0 / math.sqrt(p))
         self.kernel_sigma_initializer = self.bias_sigma_initializer = start
@@ -53,7 +57,7 @@ class NoisyDense(keras.layers.Layer):
         self.kernel_sigma = self.add_weight((p, q), start, name="kernel_sigma")
         self.bias_sigma = self.add_weight((q,), start, name="bias_sigma")
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         x, noise = inputs
         shaped = ops.sign(noise) * ops.sqrt(ops.abs(noise))
         of_inputs, of_outputs = shaped[:, : x.shape[-1]], shaped[:, x.shape[-1] :]

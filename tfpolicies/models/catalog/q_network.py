@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,9 +10,11 @@ import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.layers import Tensor
 from tfpolicies.models.catalog.noisy import NoisyDense
 from tfpolicies.models.ports import NOISE
-from tfpolicies.models.spaces import Leaf, port_names
+from tfpolicies.models.settings import Settings
+from tfpolicies.models.spaces import Leaves, port_names
 
 _ACTIVATION = "relu"  # of the heads' hidden layers
 
@@ -27,7 +29,7 @@ class QHeads(NamedTuple):
     sigma0: float  # how noisy they begin
 
     @classmethod
-    def of(cls, static: Mapping[str, Any]) -> QHeads:
+    def of(cls, static: Settings) -> QHeads:
         """Returns what settings say."""
         return cls(**{name: static[name] for name in cls._fields})
 
@@ -37,9 +39,7 @@ class QHeads(NamedTuple):
         return [[*self.hiddens, units] for units in outputs[: 1 + self.dueling]]
 
 
-def q_noise_size(
-    space_leaves: Sequence[Leaf], num_actions: int, settings: Mapping[str, Any], heads: QHeads
-) -> int:
+def q_noise_size(space_leaves: Leaves, num_actions: int, settings: Settings, heads: QHeads) -> int:
     """Returns how many numbers of noise the model of `build_q_model` takes for each row.
 
     These are, for each noisy layer, one per input and one per output.
@@ -51,9 +51,9 @@ def q_noise_size(
 
 
 def build_q_model(
-    space_leaves: Sequence[Leaf],
+    space_leaves: Leaves,
     num_actions: int,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     heads: QHeads,
 ) -> keras.Model:
@@ -90,12 +90,12 @@ def build_q_model(
     return encoder.model(inputs, values, "q_network")
 
 
-def _encoder(space_leaves: Sequence[Leaf], settings: Mapping[str, Any]) -> tuple[Encoder, Kernels]:
+def _encoder(space_leaves: Leaves, settings: Settings) -> tuple[Encoder, Kernels]:
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
     return Encoder(space_leaves, port_names(space_leaves, "obs"), settings, kernels), kernels
 
 
-def _joined(advantage: Any, value: Any, num_actions: int) -> Any:
+def _joined(advantage: Tensor, value: Tensor, num_actions: int) -> Any:
     """Returns V + A - mean(A), atom by atom."""
     width, atoms = advantage.shape[-1], value.shape[-1]
     if atoms > 1:
@@ -111,13 +111,15 @@ class _Layers:
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
 
-    def head(self, x: Any, prefix: str, role: str, widths: Sequence[int]) -> Any:
+    def head(self, x: Tensor, prefix: str, role: str, widths: Sequence[int]) -> Any:
         """Puts `<prefix>_1`, ... and the linear `<prefix>_out` behind `x`."""
         for i, units in enumerate(widths[:-1], start=1):
             x = self.dense(x, units, f"{prefix}_{i}", "hidden", _ACTIVATION)
         return self.dense(x, widths[-1], f"{prefix}_out", role)
 
-    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
+    def dense(
+        self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
+    ) -> Any:
         """Puts one layer behind `x`; its role decides about the fresh weights."""
         return self._encoder.dense(x, units, name, role, activation)
 
@@ -125,14 +127,16 @@ class _Layers:
 class _NoisyLayers(_Layers):
     """Puts noisy layers behind features; each takes the next columns of the noise."""
 
-    def __init__(self, encoder: Encoder, kernels: Kernels, sigma0: float, noise: Any) -> None:
+    def __init__(self, encoder: Encoder, kernels: Kernels, sigma0: float, noise: Tensor) -> None:
         super().__init__(encoder)
         self._kernels = kernels
         self._sigma0 = sigma0
         self._noise = noise
         self._taken = 0
 
-    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
+    def dense(
+        self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
+    ) -> Any:
         first, self._taken = self._taken, self._taken + x.shape[-1] + units
         kernel = self._kernels.dense(role)
         layer = NoisyDense(units, self._sigma0, activation, kernel, name=name)

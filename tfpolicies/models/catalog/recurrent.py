@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import STATE_IN
-from tfpolicies.models.catalog.layers import SequenceMask
+from tfpolicies.models.catalog.layers import SequenceMask, Tensor
+from tfpolicies.models.settings import Settings
 
 
 class _WithoutLoop:
@@ -22,7 +23,11 @@ class _WithoutLoop:
     unroll: bool
 
     def inner_loop(
-        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+        self,
+        sequences: Tensor,
+        initial_state: Sequence[Tensor],
+        mask: Tensor,
+        training: bool = False,
     ) -> Any:
         before = self.unroll
         self.unroll = before or sequences.shape[1] == 1
@@ -44,7 +49,7 @@ class GRU(_WithoutLoop, keras.layers.GRU):
 
 
 def recurrent_core(
-    x: Any, seq_lens: Any, settings: Mapping[str, Any], kernels: Kernels
+    x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels
 ) -> tuple[Any, list[Any], list[Any]]:
     """Puts Keras's LSTM or GRU behind `x`, with `lstm_cell_size` units.
 

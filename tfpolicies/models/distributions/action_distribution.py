@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
@@ -26,6 +27,7 @@ from tfpolicies.models.distributions.bernoulli import Bernoulli
 from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical
 from tfpolicies.models.distributions.gaussian import DiagGaussian
 from tfpolicies.models.distributions.product import Product, split_columns
+from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box
 
 logger = logging.getLogger("tfpolicies")
@@ -53,7 +55,10 @@ class ActionDistribution:
 
     @classmethod
     def of(
-        cls, space: spaces.Space, custom: Any = None, settings: Mapping[str, Any] | None = None
+        cls,
+        space: spaces.Space,
+        custom: str | type | None = None,
+        settings: Settings | None = None,
     ) -> ActionDistribution:
         """Returns the distribution of `space`.
 
@@ -83,7 +88,7 @@ class ActionDistribution:
             _tell_of_unused(box_kind.__name__, str(space))
         return cls(space, kinds)
 
-    def __call__(self, inputs: tf.Tensor, model: Any = None) -> Any:
+    def __call__(self, inputs: tf.Tensor, model: keras.Model | None = None) -> Any:
         """Builds the distributions of a batch: a `Distribution`, of nested spaces a `Product`.
 
         Args:

@@ -9,7 +9,8 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.models.distributions.base import Distribution
-from tfpolicies.models.spaces import Leaf, nest, pick
+from tfpolicies.models.spaces import Leaves, nest, pick
+from tfpolicies.types import TensorStructure
 
 
 class Product:
@@ -32,7 +33,7 @@ class Product:
         self,
         inputs: tf.Tensor,
         space: spaces.Space,
-        leaves: Sequence[Leaf],
+        leaves: Leaves,
         kinds: Sequence[type[Distribution]],
     ) -> None:
         self.inputs = inputs
@@ -58,7 +59,7 @@ class Product:
         noises = split_columns(noise, self._noise_sizes)
         return [part.sample(columns) for part, columns in zip(self.parts, noises, strict=True)]
 
-    def logp(self, actions: Any) -> tf.Tensor:
+    def logp(self, actions: TensorStructure) -> tf.Tensor:
         """Returns the log-probability (density) of nested `actions`, float32 `[B]`."""
         return self.logp_leaves([pick(actions, leaf.path) for leaf in self.leaves])
 
