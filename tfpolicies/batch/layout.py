@@ -6,14 +6,16 @@ Plain functions over dicts of columns; the classes that own such dicts are in `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfpolicies.batch.leaves import (
     Column,
+    Columns,
     Leaf,
+    LeafFunction,
     as_leaf,
     count_rows,
     is_number,
@@ -53,7 +55,7 @@ class Layout(NamedTuple):
         return {f"_{name}": value for name, value in self._asdict().items()}
 
 
-def as_columns(raw: Mapping[str, Any]) -> dict[str, Any]:
+def as_columns(raw: Columns) -> dict[str, Any]:
     """Returns `raw` with numbers and lists made arrays; arrays and tensors are not copied.
 
     `infos` stays a list. `seq_lens` becomes int32 [num_seqs], also of [num_seqs, 1]; one that names
@@ -111,7 +113,7 @@ def _as_seq_lens(value: Column | None) -> Any:
     return lengths.astype(np.int32, copy=False)
 
 
-def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
+def checked_count(columns: Columns, layout: Layout) -> int | None:
     """Returns the number of rows, padding apart; None where a trace does not know it.
 
     Infos and memories alone are no rows, and a number belongs to all of them.
@@ -146,7 +148,7 @@ def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
     return expected if has_rows else 0
 
 
-def _rows_of_arrays(columns: Mapping[str, Any], layout: Layout) -> int | None:
+def _rows_of_arrays(columns: Columns, layout: Layout) -> int | None:
     """Returns the length of arrays that are rows; None where that is not all there is to see.
 
     Most batches are such: they cost a fraction of a closer look.
@@ -159,8 +161,7 @@ def _rows_of_arrays(columns: Mapping[str, Any], layout: Layout) -> int | None:
     }
     if len(found) != 1 or all(map(_counting_order, columns)):
         return None
-    rows: int | None = found.pop()
-    return rows
+    return found.pop()
 
 
 def _arrays(column: Column) -> list[Any]:
@@ -187,7 +188,7 @@ def _stored_rows(lengths: np.ndarray, layout: Layout) -> int:
     return len(lengths) * width
 
 
-def _states_fit(columns: Mapping[str, Any], name: str) -> bool:
+def _states_fit(columns: Columns, name: str) -> bool:
     """Whether the column holds one state per sequence (the other choice is one per row)."""
     lengths = columns.get(SEQ_LENS)
     if lengths is None or not isinstance(lengths, np.ndarray):
@@ -207,7 +208,7 @@ def _leaf_rows(name: str, leaf: np.ndarray, layout: Layout) -> int | None:
     return None if leaf.shape[1] is None else rows * leaf.shape[1]
 
 
-def by_axis(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+def by_axis(columns: Columns) -> Iterator[tuple[str, Any, bool]]:
     """Yields each column's name, value and whether it has one entry per sequence, not per row."""
     columns = dict(columns)  # reading a batch itself would be recorded and intercepted
     for name, column in columns.items():
@@ -218,14 +219,14 @@ def by_axis(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
 
 
 def map_columns(
-    on_rows: Callable[[Any], Any], on_sequences: Callable[[Any], Any], columns: Mapping[str, Any]
+    on_rows: LeafFunction, on_sequences: LeafFunction, columns: Columns
 ) -> dict[str, Any]:
     """Applies one function to the leaves with an entry per row, another to those per sequence.
 
     Single numbers stay as they are.
     """
 
-    def of_all(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def of_all(function: LeafFunction) -> LeafFunction:
         return lambda leaf: leaf if is_number(leaf) else function(leaf)
 
     return {
@@ -247,9 +248,7 @@ def batch_major(leaf: Leaf) -> Any:
     return np.swapaxes(array, 0, 1).reshape(-1, *array.shape[2:])
 
 
-def slice_sequences(
-    columns: Mapping[str, Any], layout: Layout, first: int, last: int
-) -> dict[str, Any]:
+def slice_sequences(columns: Columns, layout: Layout, first: int, last: int) -> dict[str, Any]:
     """Returns views of the whole sequences `first` to `last - 1`."""
     if layout.time_major:
         return map_columns(lambda leaf: leaf[:, first:last], lambda leaf: leaf[first:last], columns)
@@ -262,9 +261,7 @@ def slice_sequences(
     return map_columns(lambda leaf: leaf[start:stop], lambda leaf: leaf[first:last], columns)
 
 
-def cut_sequences(
-    columns: Mapping[str, Any], start: int, stop: int, states: slice | None
-) -> dict[str, Any]:
+def cut_sequences(columns: Columns, start: int, stop: int, states: slice | None) -> dict[str, Any]:
     """Returns rows `start` to `stop - 1` of an unpadded batch, cutting its sequences.
 
     A negative `start` puts that many rows of zeros (None in lists) in front. `states` chooses the

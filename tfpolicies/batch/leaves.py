@@ -24,9 +24,10 @@ Leaf: TypeAlias = Union[np.ndarray, list[Any], PackedColumn, "tf.Tensor"]
 Column: TypeAlias = Leaf | dict[str, "Column"] | tuple["Column", ...]
 Columns: TypeAlias = Mapping[str, Any]
 """Columns by name."""
+LeafFunction: TypeAlias = Callable[[Any], Any]
 
 
-def map_leaves(function: Callable[[Any], Any], column: Column) -> Any:
+def map_leaves(function: LeafFunction, column: Column) -> Any:
     """Returns `column` with `function` applied to each leaf.
 
     >>> map_leaves(len, {"a": [1, 2], "b": ([3], [])})

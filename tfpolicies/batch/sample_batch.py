@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY_ID = "default_policy"
 
+Batch: TypeAlias = "SampleBatch | MultiAgentBatch"
 _OBSERVATIONS = frozenset({"obs", "new_obs"})
 
 
@@ -354,9 +355,7 @@ class MultiAgentBatch:
         self.count = int(env_steps)
 
     @staticmethod
-    def wrap_as_needed(
-        policy_batches: Mapping[str, SampleBatch], env_steps: int
-    ) -> SampleBatch | MultiAgentBatch:
+    def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> Batch:
         """Returns the default policy's batch if it is the only one, otherwise all of them."""
         if list(policy_batches) == [DEFAULT_POLICY_ID]:
             return policy_batches[DEFAULT_POLICY_ID]
@@ -510,8 +509,8 @@ def _with_unroll_id(batch: SampleBatch, number: int) -> SampleBatch:
 
 
 def concat_samples(
-    samples: Iterable[SampleBatch | MultiAgentBatch],
-) -> SampleBatch | MultiAgentBatch:
+    samples: Iterable[Batch],
+) -> Batch:
     """Joins batches into one, in their order.
 
     If there is a MultiAgentBatch among them, the result is one too, and SampleBatches go under the
@@ -532,7 +531,7 @@ def concat_samples(
 
 
 def concat_samples_into_ma_batch(
-    samples: Iterable[SampleBatch | MultiAgentBatch],
+    samples: Iterable[Batch],
 ) -> MultiAgentBatch:
     """Joins batches into one MultiAgentBatch, each policy's rows by themselves.
 
@@ -551,7 +550,7 @@ def concat_samples_into_ma_batch(
     return MultiAgentBatch(joined, env_steps)
 
 
-def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
+def convert_ma_batch_to_sample_batch(batch: Batch) -> SampleBatch:
     """Returns the default policy's batch of a MultiAgentBatch that has no other.
 
     Raises:

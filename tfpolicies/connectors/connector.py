@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.types import Json
@@ -94,7 +94,7 @@ class Connector(abc.ABC):
     def __call__(self, step: Any) -> Any:
         """Returns the step with its rows changed; the arrays that came in are never written."""
 
-    def reset(self, env_ids: npt.ArrayLike) -> None:  # noqa: B027 - most connectors remember nothing
+    def reset(self, env_ids: ArrayLike) -> None:  # noqa: B027 - most connectors remember nothing
         """Forgets what is remembered of the episodes that run in some environments.
 
         Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.connectors.agent_connectors import ObservationConnector, map_boxes
 from tfpolicies.connectors.connector import AgentStep, register_connector
@@ -54,7 +54,7 @@ class FrameStack(ObservationConnector):
         self._stacks = {}
         return result
 
-    def reset(self, env_ids: npt.ArrayLike) -> None:
+    def reset(self, env_ids: ArrayLike) -> None:
         self._rows.drop(env_ids)
 
     def _seen_space(self, space: spaces.Space) -> spaces.Space:
@@ -121,7 +121,7 @@ class _RowKeys:
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # keys, slots of the last call
 
     def find(
-        self, env_ids: npt.ArrayLike, agents: npt.ArrayLike | None, rows: int
+        self, env_ids: ArrayLike, agents: ArrayLike | None, rows: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the slot of each row, and which rows have a new one (their indices)."""
         keys = _ids("env_ids", env_ids, rows) << _AGENT_BITS
@@ -143,7 +143,7 @@ class _RowKeys:
         self._last = (keys, slots)
         return slots, new
 
-    def drop(self, env_ids: npt.ArrayLike) -> None:
+    def drop(self, env_ids: ArrayLike) -> None:
         """Frees the slots of all agents of some environments."""
         gone = np.isin(self._keys >> _AGENT_BITS, np.asarray(env_ids))
         if gone.any():
@@ -163,7 +163,7 @@ class _RowKeys:
         self._slots = np.concatenate([self._slots, slots])[order]
 
 
-def _ids(name: str, values: npt.ArrayLike, rows: int) -> np.ndarray:
+def _ids(name: str, values: ArrayLike, rows: int) -> np.ndarray:
     ids = np.asarray(values)
     fits = ids.shape == (rows,) and (ids.dtype.kind in "iu" or rows == 0)
     if not fits or (rows and (ids.min() < 0 or ids.max() >= _LIMITS[name])):

@@ -8,11 +8,11 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, ClassVar, TypeGuard, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.batch.leaves import first_row, iterate_leaves, with_batch_axis
 from tfpolicies.connectors.connector import (
@@ -90,7 +90,7 @@ class ConnectorPipeline(Connector):
             _require_step(connector, step, given)
         return step
 
-    def reset(self, env_ids: npt.ArrayLike) -> None:
+    def reset(self, env_ids: ArrayLike) -> None:
         for connector in self._connectors:
             connector.reset(env_ids)
 
@@ -278,9 +278,11 @@ class ActionConnectorPipeline(ConnectorPipeline):
         return first_row(self(ActionStep(with_batch_axis(action), np.zeros(1, int))).actions)
 
 
-def connector_metrics(
-    agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
-) -> dict[str, dict[str, float]]:
+_Agent: TypeAlias = AgentConnectorPipeline | None
+_Action: TypeAlias = ActionConnectorPipeline | None
+
+
+def connector_metrics(agent: _Agent, action: _Action) -> dict[str, dict[str, float]]:
     """Returns the mean times in milliseconds, as `Policy.get_connector_metrics` reports them.
 
     >>> connector_metrics(None, None)
@@ -292,9 +294,7 @@ def connector_metrics(
     }
 
 
-def tell_left_out(
-    what: str, agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
-) -> None:
+def tell_left_out(what: str, agent: _Agent, action: _Action) -> None:
     """Says once in the log which connectors something does not include.
 
     Args:
@@ -318,9 +318,7 @@ def _tell(what: str, pipeline: ConnectorPipeline | None, names: list[str], advic
         logger.warning("%s does not include the connectors %s: %s.", what, told, advice)
 
 
-def pipelines_to_state(
-    agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
-) -> dict[str, Any]:
+def pipelines_to_state(agent: _Agent, action: _Action) -> dict[str, Any]:
     """Returns the JSON state of both pipelines: `connector_configs` of a policy's state."""
     pipelines = {"agent": agent, "action": action}
     return {key: pipe.to_state() for key, pipe in pipelines.items() if pipe is not None}
@@ -328,7 +326,7 @@ def pipelines_to_state(
 
 def pipelines_from_state(
     state: Any,
-) -> tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]:
+) -> tuple[_Agent, _Action]:
     """Inverse of `pipelines_to_state`; agent connectors know their space if those did.
 
     Raises:

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -173,12 +173,7 @@ class _RecordedRepairs(Repairs):
         return functools.partial(self._record, index, method, function)
 
     def _record(
-        self,
-        index: int,
-        method: str,
-        function: Callable[..., Any],
-        *args: object,
-        **kwargs: object,
+        self, index: int, method: str, function: Callable[..., Any], *args: object, **kwargs: object
     ) -> Any:
         arrays, process = self._arrays, self._process
         arrays.index[process] = self.first_index + index
@@ -350,14 +345,7 @@ class EnvProcess:
         """Sets an attribute of an environment."""
         setattr(self._find(index, is_unwrapped), name, value)
 
-    def call(
-        self,
-        index: int,
-        is_unwrapped: bool,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def call(self, index: int, is_unwrapped: bool, name: str, args: tuple, kwargs: dict) -> Any:
         """Returns what a method of an environment returns."""
         method = getattr(self._find(index, is_unwrapped), name)
         return _sendable(f"{name}(...)", method(*args, **kwargs))

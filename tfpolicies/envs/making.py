@@ -100,11 +100,14 @@ class EnvContext(dict[str, Any]):
         self.update({key: value for key, value in defaults.items() if key not in self})
 
 
+OnCreated: TypeAlias = Callable[[Any, EnvContext, int], None]
+
+
 def make_any_environments(
     source: Source,
     num_envs: int,
     context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    on_created: OnCreated | None = None,
     *,
     checked: bool = True,
     may_be_none: bool = False,
@@ -160,9 +163,7 @@ def make_any_environments(
     return made
 
 
-def announce(
-    env: AnyEnv, index: int, context: EnvContext, on_created: Callable[[Any, EnvContext, int], None]
-) -> None:
+def announce(env: AnyEnv, index: int, context: EnvContext, on_created: OnCreated) -> None:
     """Calls `on_created` for an environment, or for each one of a vector environment.
 
     One that has no list of its parts stands for each of them itself.
@@ -187,7 +188,7 @@ def make_environments(
     source: Source,
     num_envs: int,
     context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    on_created: OnCreated | None = None,
     *,
     checked: bool = True,
 ) -> Environments:
@@ -283,32 +284,22 @@ def is_import_path(name: str) -> bool:
 def _by_name(
     name: str, num_envs: int, context: EnvContext, *, checked: bool, each_alone: bool
 ) -> Environments:
-    try:
-        return _registered(name, num_envs, dict(context), checked=checked, each_alone=each_alone)
-    except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
-        raise EnvError(f"The environment {name!r} could not be made: {error}") from error
+    spec, arguments = gym_spec(name), dict(context)
 
-
-def _registered(
-    name: str, num_envs: int, arguments: dict[str, Any], *, checked: bool, each_alone: bool
-) -> Environments:
-    spec = gym_spec(name)
-    if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
-
-        def make_vector(index: int) -> VectorEnv:
-            mode = "vector_entry_point"
-            return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
-
-        vector = None
-        with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
-            vector = make_vector(0)
-        if vector is not None:
-            return _made_by(make_vector, VectorEnvironments(vector))
+    def make_vector(index: int) -> VectorEnv:
+        mode = "vector_entry_point"
+        return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
 
     def make(index: int) -> gym.Env:
         return gym.make(name, disable_env_checker=not checked, **arguments)
 
-    return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
+    try:
+        if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
+            with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
+                return _made_by(make_vector, VectorEnvironments(make_vector(0)))
+        return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
+    except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
+        raise EnvError(f"The environment {name!r} could not be made: {error}") from error
 
 
 _Made = TypeVar("_Made", bound="Environments | MultiAgentEnvironments")

@@ -31,6 +31,7 @@ from tfpolicies.envs.child_process import (
 from tfpolicies.envs.env_process import Assignment, Made, Rest, get_share
 from tfpolicies.envs.making import (
     EnvContext,
+    OnCreated,
     check_process_count,
     gym_spec,
     is_import_path,
@@ -56,7 +57,7 @@ def make_process_environments(
     num_envs: int,
     num_processes: int,
     context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    on_created: OnCreated | None = None,
     *,
     checked: bool = True,
     may_be_none: bool = False,

@@ -21,7 +21,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import NO_NUMBERS, is_finite
@@ -392,7 +392,7 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
         raise EnvError(f"The {what} {unsound(space)}: {obs!r:.500}.")
 
 
-def _shape(value: npt.ArrayLike) -> Any:
+def _shape(value: ArrayLike) -> Any:
     try:
         return np.shape(value)
     except ValueError:  # of lists of several lengths

@@ -32,6 +32,7 @@ from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution, Di
 from tfpolicies.models.distributions.noise import NOISE_KINDS, NoiseKind
 
 AnyDistribution: TypeAlias = Distribution | Product
+Chosen: TypeAlias = tuple[list[tf.Tensor], AnyDistribution | None]
 MIN_TEMPERATURE = 1e-6
 
 
@@ -48,9 +49,7 @@ class Base(Protocol):
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws its noise, float32 `[B, noise_size]`."""
 
-    def choose(
-        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Returns an action tensor per leaf, and the distribution they follow or None."""
 
 
@@ -75,12 +74,9 @@ class Sample:
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws the distribution's own noise."""
-        noise: np.ndarray = self._dist_class.draw_noise(rng, rows)
-        return noise
+        return self._dist_class.draw_noise(rng, rows)
 
-    def choose(
-        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Samples."""
         if self._tempered:
             temperature = tf.maximum(params[0], MIN_TEMPERATURE)
@@ -100,9 +96,7 @@ class Greedy:
         """Draws nothing."""
         return np.zeros((rows, 0), np.float32)
 
-    def choose(
-        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Takes the mode."""
         return _greedy(distribution), None
 
@@ -129,9 +123,7 @@ class Disturb:
         noise[:, 1:] = rng.standard_normal((rows, self.noise_size - 1), np.float32)
         return noise
 
-    def choose(
-        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Adds the noise."""
         gate = noise[:, :1] > 0.0
         parts = tf.split(noise[:, 1:] * params[0], self._sizes, axis=-1)
@@ -217,11 +209,7 @@ class Transform:
         return np.concatenate([before, self._own_noise(rng, rows, params, base_noise)], axis=1)
 
     def _own_noise(
-        self,
-        rng: np.random.Generator,
-        rows: int,
-        params: np.ndarray,
-        base_noise: np.ndarray | None,
+        self, rng: np.random.Generator, rows: int, params: np.ndarray, base_noise: np.ndarray | None
     ) -> np.ndarray:
         epsilon = float(params[0]) if self._mixed else 0.0
         if base_noise is None and epsilon < 1.0:

@@ -24,9 +24,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from gymnasium import spaces
+from numpy.typing import ArrayLike, DTypeLike
 
 from tfpolicies.models.spaces import (
     Leaf,
@@ -37,7 +37,7 @@ from tfpolicies.models.spaces import (
 )
 
 
-def _cast(array: npt.ArrayLike, dtype: npt.DTypeLike) -> np.ndarray:
+def _cast(array: ArrayLike, dtype: DTypeLike) -> np.ndarray:
     return np.array(array, dtype)
 
 
@@ -171,7 +171,7 @@ def find_unscaled(leaves: Leaves, actions: Sequence[np.ndarray]) -> float | None
     return None
 
 
-def _finite_bounds(space: Any, compute: npt.DTypeLike) -> tuple[np.ndarray, np.ndarray]:
+def _finite_bounds(space: Any, compute: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounds; where one is missing, the largest finite number of the space's dtype."""
     largest = np.finfo(space.dtype).max
     return (
@@ -180,5 +180,5 @@ def _finite_bounds(space: Any, compute: npt.DTypeLike) -> tuple[np.ndarray, np.n
     )
 
 
-def _scale(space: spaces.Box, compute: npt.DTypeLike) -> tuple[np.ndarray, np.ndarray]:
+def _scale(space: spaces.Box, compute: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     return half_width_and_middle(space.low.astype(compute), space.high.astype(compute))

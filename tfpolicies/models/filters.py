@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
 from tfpolicies.models.running_filter import (
@@ -208,7 +208,7 @@ class RewardFilter(RunningFilter):
     def __init__(self) -> None:
         super().__init__([()])
 
-    def observe(self, rewards: npt.ArrayLike) -> None:
+    def observe(self, rewards: ArrayLike) -> None:
         """Adds raw rewards, of any shape, to the pending ones.
 
         Raises:
@@ -216,7 +216,7 @@ class RewardFilter(RunningFilter):
         """
         self._observe([np.ravel(rewards)])
 
-    def __call__(self, rewards: npt.ArrayLike, update: bool = False) -> np.ndarray:
+    def __call__(self, rewards: ArrayLike, update: bool = False) -> np.ndarray:
         """Returns scaled rewards, float32, of the same shape, by the frozen statistics.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -20,13 +20,15 @@ from tfpolicies.models.preprocessing import encode, encoded_shape
 from tfpolicies.models.spaces import pick
 from tfpolicies.types import TensorStructure
 
+Tensors: TypeAlias = Sequence[tf.Tensor]
+
 
 class NetworkInputs(NamedTuple):
     """What a network is called with; see `InputPorts` for the order."""
 
-    obs: Sequence[tf.Tensor]  # each [N, *shape]
-    seen: Sequence[tf.Tensor] = ()  # the leaves of the views, each [N, *shape]
-    states: Sequence[tf.Tensor] = ()  # each [S, *shape]
+    obs: Tensors  # each [N, *shape]
+    seen: Tensors = ()  # the leaves of the views, each [N, *shape]
+    states: Tensors = ()  # each [S, *shape]
     seq_lens: tf.Tensor | None = None  # int32 [S]; None: all sequences have T steps
     time_steps: Any = 1  # T, with N = S * T
     noise: tf.Tensor | None = None  # [N, k] or [1, k] for a noisy network; None for zeros
@@ -91,20 +93,18 @@ class Network:
         """Runs the model with its own variables."""
         return self._run(inputs, self.filter_variables, training=training)
 
-    def with_weights(self, weights: Sequence[tf.Tensor]) -> keras.StatelessScope:
+    def with_weights(self, weights: Tensors) -> keras.StatelessScope:
         """Returns a context in which the model and its layers have weights of `variables`."""
         own = self.model.variables
         return keras.StatelessScope(state_mapping=list(zip(own, weights[: len(own)], strict=True)))
 
-    def stateless(self, weights: Sequence[tf.Tensor], inputs: NetworkInputs) -> NetworkOutputs:
+    def stateless(self, weights: Tensors, inputs: NetworkInputs) -> NetworkOutputs:
         """Runs the model with the given weights, in the order of `variables`, for inference."""
         # Unlike `stateless_call`, a call works where the model's `call` takes no `training`.
         with self.with_weights(weights):
             return self._run(inputs, weights[len(self.model.variables) :], training=False)
 
-    def _run(
-        self, inputs: NetworkInputs, filters: Sequence[tf.Tensor], *, training: bool
-    ) -> NetworkOutputs:
+    def _run(self, inputs: NetworkInputs, filters: Tensors, *, training: bool) -> NetworkOutputs:
         seen = self._encode_inputs(inputs, filters)
         outputs = call_model(self.model, seen, training=training)
         logits, values = get_dist_inputs(outputs), value_of(outputs)
@@ -120,9 +120,7 @@ class Network:
             values = tf.reshape(values, [-1])
         return NetworkOutputs(self._dist_class.inputs_of(logits), logits, values, states)
 
-    def _encode_inputs(
-        self, inputs: NetworkInputs, filters: Sequence[tf.Tensor]
-    ) -> dict[str, tf.Tensor]:
+    def _encode_inputs(self, inputs: NetworkInputs, filters: Tensors) -> dict[str, tf.Tensor]:
         """Returns everything that the model is called with, by port name."""
         seen = self._encode_obs(inputs.obs, filters)
         arrays = iter(inputs.seen)
@@ -151,9 +149,7 @@ class Network:
             [pick(obs, leaf.path) for leaf in self._leaves], self.filter_variables
         )
 
-    def _encode_obs(
-        self, obs: Sequence[tf.Tensor], filters: Sequence[tf.Tensor]
-    ) -> dict[str, tf.Tensor]:
+    def _encode_obs(self, obs: Tensors, filters: Tensors) -> dict[str, tf.Tensor]:
         """Returns what the model sees of an observation, by port name."""
         parts = zip(self._names, self._leaves, obs, self.ports.is_mask, strict=True)
         return {
@@ -162,7 +158,7 @@ class Network:
             if not mask
         }
 
-    def _normalize(self, leaf: int, encoded: tf.Tensor, filters: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _normalize(self, leaf: int, encoded: tf.Tensor, filters: Tensors) -> tf.Tensor:
         """Returns rows of an encoded leaf at the scale that the filter gives them, if there is one.
 
         Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +39,9 @@ PREVIOUS = {"prev_actions": ACTIONS, "prev_rewards": REWARDS}
 """The views of one step back, which are arguments of `compute_actions`."""
 NUMBER = spaces.Box(-np.inf, np.inf, (), np.float32)
 """The space of a reward."""
+
+
+Arrays: TypeAlias = Sequence[np.ndarray]
 
 
 class Port(NamedTuple):
@@ -118,9 +121,7 @@ class View:
         """Inverts `picked`."""
         return nest(self.space, arrays)
 
-    def reached(
-        self, seen: Sequence[np.ndarray], present: Sequence[np.ndarray], later: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
+    def reached(self, seen: Arrays, present: Arrays, later: Arrays) -> list[np.ndarray]:
         """Returns what is seen one step after rows, a leaf `[R, ...]` each.
 
         Args:

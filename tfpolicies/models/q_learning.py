@@ -45,11 +45,7 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, chooser:
 
 
 def atom_targets(
-    rewards: Tensor,
-    discounts: Tensor,
-    next_logits: Tensor,
-    chooser: Tensor,
-    atoms: Tensor,
+    rewards: Tensor, discounts: Tensor, next_logits: Tensor, chooser: Tensor, atoms: Tensor
 ) -> Tensor:
     """Returns the distribution of r + discount * Z'(s', argmax chooser) on the atoms, `[B, m]`.
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError, WeightsError
 from tfpolicies.extensions import Extensible
@@ -54,7 +54,7 @@ class Scaling(NamedTuple):
     scale: np.ndarray
 
     @classmethod
-    def of(cls, mean: npt.ArrayLike, scale: npt.ArrayLike) -> Scaling:
+    def of(cls, mean: ArrayLike, scale: ArrayLike) -> Scaling:
         """Returns read-only float32 copies of two arrays of one shape."""
         arrays = [np.array(array, np.float32) for array in (mean, scale)]
         for array in arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError
 
@@ -52,7 +52,7 @@ class RunningStat:
         """The square root of `var`."""
         return np.sqrt(self.var)
 
-    def push_batch(self, batch: npt.ArrayLike) -> None:
+    def push_batch(self, batch: ArrayLike) -> None:
         """Adds the rows of `batch` `[B, *shape]`, of any real dtype.
 
         Raises:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 from tfpolicies.finite import NO_NUMBERS, is_finite
@@ -329,7 +329,7 @@ def _require_equal(leaf: Leaf, converted: np.ndarray, given: np.ndarray, argumen
         )
 
 
-def numbers(given: npt.ArrayLike, argument: str) -> np.ndarray:
+def numbers(given: ArrayLike, argument: str) -> np.ndarray:
     """Returns what was given as float32.
 
     Raises:

@@ -162,5 +162,4 @@ class Frames:
         words = len(self._factors)
         if flat.shape[1] < 8 * words:
             flat = np.pad(flat, ((0, 0), (0, 8 * words - flat.shape[1])))
-        found: list[int] = (flat.view(np.uint64) @ self._factors).tolist()
-        return found
+        return (flat.view(np.uint64) @ self._factors).tolist()

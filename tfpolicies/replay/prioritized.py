@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
@@ -264,7 +264,7 @@ def require_amount(name: str, value: Scalar) -> None:
 
 
 def checked_indexes(
-    indexes: npt.ArrayLike, values: npt.ArrayLike, rows: int
+    indexes: ArrayLike, values: ArrayLike, rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64.
 

@@ -20,13 +20,11 @@ from keras import ops
 
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import STATE_IN
-from tfpolicies.models.catalog.layers import Tensor, rows_of, sequences_of
+from tfpolicies.models.catalog.layers import Memory, Tensor, rows_of, sequences_of
 from tfpolicies.models.settings import Settings
 
 
-def attention_core(
-    x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels
-) -> tuple[Any, list[Any], list[Any]]:
+def attention_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels) -> Memory:
     """Puts `attention_num_transformer_units` gated transformer units behind `x`.
 
     A step attends to itself and the N = `attention_memory_inference` steps before it. The states

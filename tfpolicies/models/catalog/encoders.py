@@ -116,10 +116,7 @@ class Encoder:
         }
 
     def model(
-        self,
-        inputs: dict[str, Any],
-        outputs: Tensor | Sequence[Tensor],
-        name: str,
+        self, inputs: dict[str, Any], outputs: Tensor | Sequence[Tensor], name: str
     ) -> keras.Model:
         """Returns a model, which takes the only leaf of a space that is not nested as it is."""
         is_nested = len(inputs) > 1 or bool(self._leaves[0][0].path)

@@ -12,12 +12,7 @@ from tfpolicies.models.settings import Settings
 
 
 def dense(
-    kernels: Kernels,
-    x: Tensor,
-    units: int,
-    name: str,
-    role: str,
-    activation: str | None = None,
+    kernels: Kernels, x: Tensor, units: int, name: str, role: str, activation: str | None = None
 ) -> Any:
     """Puts one dense layer behind `x`; its role decides about the fresh weights."""
     kernel = kernels.dense(role)
@@ -26,11 +21,7 @@ def dense(
 
 
 def action_outputs(
-    kernels: Kernels,
-    x: Tensor,
-    num_outputs: int,
-    settings: Settings,
-    final: str | None = None,
+    kernels: Kernels, x: Tensor, num_outputs: int, settings: Settings, final: str | None = None
 ) -> Any:
     """Puts the inputs of the action distribution behind `x`: linear, or activated by `final`.
 

@@ -51,11 +51,7 @@ def q_noise_size(space_leaves: Leaves, num_actions: int, settings: Settings, hea
 
 
 def build_q_model(
-    space_leaves: Leaves,
-    num_actions: int,
-    settings: Settings,
-    *,
-    heads: QHeads,
+    space_leaves: Leaves, num_actions: int, settings: Settings, *, heads: QHeads
 ) -> keras.Model:
     """Builds a model from encoded observations to action values `[B, num_actions]`.
 

@@ -9,7 +9,7 @@ import keras
 
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import STATE_IN
-from tfpolicies.models.catalog.layers import SequenceMask, Tensor
+from tfpolicies.models.catalog.layers import Memory, SequenceMask, Tensor
 from tfpolicies.models.settings import Settings
 
 
@@ -48,9 +48,7 @@ class GRU(_WithoutLoop, keras.layers.GRU):
     """Keras's GRU, without a loop where there is only one step."""
 
 
-def recurrent_core(
-    x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels
-) -> tuple[Any, list[Any], list[Any]]:
+def recurrent_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels) -> Memory:
     """Puts Keras's LSTM or GRU behind `x`, with `lstm_cell_size` units.
 
     LSTM: Hochreiter & Schmidhuber 1997, with a forget gate that starts open; states h and c. GRU:

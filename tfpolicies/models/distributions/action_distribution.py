@@ -55,10 +55,7 @@ class ActionDistribution:
 
     @classmethod
     def of(
-        cls,
-        space: spaces.Space,
-        custom: str | type | None = None,
-        settings: Settings | None = None,
+        cls, space: spaces.Space, custom: str | type | None = None, settings: Settings | None = None
     ) -> ActionDistribution:
         """Returns the distribution of `space`.
 
@@ -77,8 +74,7 @@ class ActionDistribution:
         """
         custom = BOX_DISTRIBUTIONS.find(custom) or custom
         if is_whole_space(custom):
-            whole: ActionDistribution = custom.over(space, settings or {})
-            return whole
+            return custom.over(space, settings or {})
         box_kind = DiagGaussian if custom is None else checked_kind(custom)
         found = action_leaves(space)
         kinds = tuple(_kind(leaf, box_kind) for leaf in found)
