@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfpolicies.batch.layout import (
-    DONES,
-    SEQ_LENS,
-    TERMINATEDS,
-    TRUNCATEDS,
-    Layout,
-    as_columns,
-    batch_major,
-    checked_count,
-    cut_sequences,
-    map_columns,
-    row_positions,
-    slice_sequences,
-)
+from tfpolicies.batch import layout as _layout
+from tfpolicies.batch.layout import SEQ_LENS, TERMINATEDS, TRUNCATEDS, Layout, map_columns
 from tfpolicies.batch.leaves import Column, Leaf, iterate_leaves
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
 from tfpolicies.types import Scalar
@@ -67,7 +55,7 @@ class ColumnBatch(dict):
         self.deleted_keys: set[str] = set()
         self.get_interceptor: Callable[[Any], Any] | None = None
         self._intercepted: dict[str, Any] = {}
-        self._store_columns(as_columns(raw), layout)
+        self._store_columns(_layout.as_columns(raw), layout)
 
     def _store_columns(self, columns: dict[str, Any], layout: Layout) -> None:
         """Replaces all columns and their layout at once, after checking that they fit together.
@@ -77,7 +65,7 @@ class ColumnBatch(dict):
         Raises:
             BatchError: if the columns' lengths differ; nothing is changed then.
         """
-        self._count = checked_count(columns, layout)
+        self._count = _layout.checked_count(columns, layout)
         self.layout = layout
         self._intercepted.clear()
         super().clear()
@@ -133,7 +121,7 @@ class ColumnBatch(dict):
                 f"A batch is indexed by a column's name or a slice, but got {key!r} of type "
                 f"{type(key).__name__}. Iterate over `batch.rows()` for single rows."
             )
-        if key == DONES:
+        if key == _layout.DONES:
             return self._dones()
         if key == "is_training":
             return self.is_training
@@ -151,8 +139,8 @@ class ColumnBatch(dict):
         parts = [self[name] for name in (TERMINATEDS, TRUNCATEDS) if name in self]
         if not parts:
             raise MissingColumnError(
-                f"{DONES!r} is {TERMINATEDS!r} or {TRUNCATEDS!r}, but the batch has neither; it "
-                f"has {list(self)}."
+                f"'dones' is {TERMINATEDS!r} or {TRUNCATEDS!r}, but the batch has neither; it has "
+                f"{list(self)}."
             )
         if len(parts) == 2 and isinstance(parts[0], np.ndarray):
             return np.logical_or(*parts)
@@ -162,11 +150,11 @@ class ColumnBatch(dict):
         if key == "is_training":
             self.set_training(value)
             return
-        new = as_columns({key: value})
+        new = _layout.as_columns({key: value})
         if not new:  # `seq_lens` that name no sequence
             self.pop(key, None)
             return
-        self._count = checked_count({**self, **new}, self.layout)
+        self._count = _layout.checked_count({**self, **new}, self.layout)
         if key not in self:
             self.added_keys.add(key)
         super().__setitem__(key, new[key])
@@ -180,7 +168,7 @@ class ColumnBatch(dict):
         if key == SEQ_LENS:
             layout = Layout(time_major=layout.time_major)
         rest = {name: column for name, column in self.items() if name != key}
-        self._count = checked_count(rest, layout)
+        self._count = _layout.checked_count(rest, layout)
         self.layout = layout
         super().__delitem__(key)
         self._intercepted.pop(key, None)
@@ -201,7 +189,7 @@ class ColumnBatch(dict):
         Raises:
             BatchError: if the columns do not fit together; the batch is unchanged then.
         """
-        self._store_columns({**self, **as_columns(dict(*args, **columns))}, self.layout)
+        self._store_columns({**self, **_layout.as_columns(dict(*args, **columns))}, self.layout)
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
         self.update(other)
@@ -257,7 +245,9 @@ class ColumnBatch(dict):
         width = len(lengths) if lengths is not None else (0 if leaf is None else leaf.shape[1])
         first, last, step = chosen.indices(width)
         _require_step_1(step, chosen)
-        return self._derived(slice_sequences(dict(self), self.layout, first, max(first, last)))
+        return self._derived(
+            _layout.slice_sequences(dict(self), self.layout, first, max(first, last))
+        )
 
     def slice(
         self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
@@ -298,7 +288,7 @@ class ColumnBatch(dict):
                 "Use `batch[start:end]`, which keeps sequences whole."
             )
         states = None if state_start is None else slice(state_start, state_end)
-        return self._derived(cut_sequences(dict(self), start, end, states))
+        return self._derived(_layout.cut_sequences(dict(self), start, end, states))
 
     def enable_slicing_by_batch_id(self) -> None:
         """Lets `batch[i:j]` choose sequences instead of rows."""
@@ -314,12 +304,12 @@ class ColumnBatch(dict):
         In a batch with sequences `seq_lens` is 1, and `state_in_*` is the state at the beginning
         of the row's sequence.
         """
-        columns = map_columns(batch_major, _same, self) if self.time_major else dict(self)
+        columns = map_columns(_layout.batch_major, _same, self) if self.time_major else dict(self)
         lengths = columns.get(SEQ_LENS)
         if lengths is None:
             positions = owners = np.arange(self.count)
         else:
-            positions = row_positions(lengths, self.layout)
+            positions = _layout.row_positions(lengths, self.layout)
             owners = np.repeat(np.arange(len(lengths)), lengths)
         fixed = {} if lengths is None else {SEQ_LENS: 1}
         for position, owner in zip(positions, owners, strict=True):

@@ -508,9 +508,7 @@ def _with_unroll_id(batch: SampleBatch, number: int) -> SampleBatch:
     return batch
 
 
-def concat_samples(
-    samples: Iterable[Batch],
-) -> Batch:
+def concat_samples(samples: Iterable[Batch]) -> Batch:
     """Joins batches into one, in their order.
 
     If there is a MultiAgentBatch among them, the result is one too, and SampleBatches go under the
@@ -530,9 +528,7 @@ def concat_samples(
     return _concat_sample_batches(_require_batches(batches))
 
 
-def concat_samples_into_ma_batch(
-    samples: Iterable[Batch],
-) -> MultiAgentBatch:
+def concat_samples_into_ma_batch(samples: Iterable[Batch]) -> MultiAgentBatch:
     """Joins batches into one MultiAgentBatch, each policy's rows by themselves.
 
     Raises:

@@ -107,7 +107,7 @@ def _with_frame_axis(frames: np.ndarray) -> np.ndarray:
 
 
 class _RowKeys:
-    """Which slot belongs to which agent of which environment, without a Python loop over rows.
+    """Which slot belongs to which agent of which environment.
 
     Attributes:
         capacity: slots that were ever in use.
@@ -115,9 +115,8 @@ class _RowKeys:
 
     def __init__(self) -> None:
         self.capacity = 0
-        self._keys = np.empty(0, np.int64)  # sorted
-        self._slots = np.empty(0, np.int64)  # of each key
-        self._free = np.empty(0, np.int64)
+        self._slots: dict[int, int] = {}  # by key
+        self._free: list[int] = []
         self._last: tuple[np.ndarray, np.ndarray] | None = None  # keys, slots of the last call
 
     def find(
@@ -129,38 +128,28 @@ class _RowKeys:
             keys = keys | _ids("agents", agents, rows)
         if self._last is not None and np.array_equal(keys, self._last[0]):
             return self._last[1], np.empty(0, np.int64)
-        ordered = np.sort(keys)
-        if (ordered[1:] == ordered[:-1]).any():
+        names = keys.tolist()
+        if len(set(names)) < rows:
             raise UsageError(
                 "Each row must be another agent or environment, but `env_ids` and `agents` have "
                 "the same pair twice. Give one row per agent."
             )
-        known = np.append(self._keys, -1)  # -1: no key, for those beyond the last
-        new = np.flatnonzero(known[np.searchsorted(self._keys, keys)] != keys)
-        if len(new):
-            self._add(keys[new])
-        slots = self._slots[np.searchsorted(self._keys, keys)]
-        self._last = (keys, slots)
-        return slots, new
+        new = [i for i, key in enumerate(names) if key not in self._slots]
+        for i in new:
+            if not self._free:
+                self._free.append(self.capacity)
+                self.capacity += 1
+            self._slots[names[i]] = self._free.pop()
+        slots = np.array([self._slots[key] for key in names], np.int64)
+        self._last = keys, slots
+        return slots, np.array(new, np.int64)
 
     def drop(self, env_ids: ArrayLike) -> None:
         """Frees the slots of all agents of some environments."""
-        gone = np.isin(self._keys >> _AGENT_BITS, np.asarray(env_ids))
-        if gone.any():
-            self._free = np.concatenate([self._free, self._slots[gone]])
-            self._keys, self._slots = self._keys[~gone], self._slots[~gone]
+        gone = set(np.ravel(env_ids).tolist())
+        for key in [key for key in self._slots if key >> _AGENT_BITS in gone]:
+            self._free.append(self._slots.pop(key))
             self._last = None
-
-    def _add(self, keys: np.ndarray) -> None:
-        missing = max(len(keys) - len(self._free), 0)
-        fresh = np.arange(self.capacity, self.capacity + missing)
-        free = np.concatenate([self._free, fresh])
-        self.capacity += missing
-        slots, self._free = free[: len(keys)], free[len(keys) :]
-        joined = np.concatenate([self._keys, keys])
-        order = np.argsort(joined)
-        self._keys = joined[order]
-        self._slots = np.concatenate([self._slots, slots])[order]
 
 
 def _ids(name: str, values: ArrayLike, rows: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, TypeAlias, TypeGuard, TypeVar
 
@@ -38,14 +39,12 @@ logger = logging.getLogger("tfpolicies")
 _Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")
 
 
+@dataclass(slots=True)
 class _Timer:
     """Seconds and calls of one connector."""
 
-    __slots__ = ("calls", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.calls = 0
+    seconds: float = 0.0
+    calls: int = 0
 
 
 class ConnectorPipeline(Connector):
@@ -324,9 +323,7 @@ def pipelines_to_state(agent: _Agent, action: _Action) -> dict[str, Any]:
     return {key: pipe.to_state() for key, pipe in pipelines.items() if pipe is not None}
 
 
-def pipelines_from_state(
-    state: Any,
-) -> tuple[_Agent, _Action]:
+def pipelines_from_state(state: Any) -> tuple[_Agent, _Action]:
     """Inverse of `pipelines_to_state`; agent connectors know their space if those did.
 
     Raises:

@@ -295,8 +295,11 @@ def _by_name(
 
     try:
         if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
+            vector = None
             with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
-                return _made_by(make_vector, VectorEnvironments(make_vector(0)))
+                vector = make_vector(0)
+            if vector is not None:
+                return _made_by(make_vector, VectorEnvironments(vector))
         return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
     except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
         raise EnvError(f"The environment {name!r} could not be made: {error}") from error

@@ -141,33 +141,23 @@ def _start(
         EnvError: if the spaces of the environments differ, or a process ends.
         Exception: what a constructor raises.
     """
-    memory = make_unnamed_file()
-    processes = [ChildProcess(number, memory) for number in range(num_processes)]
-    try:
+    with contextlib.ExitStack() as stack:
+        memory = stack.enter_context(make_unnamed_file())
+        processes = [ChildProcess(number, memory) for number in range(num_processes)]
         for process in processes:
+            stack.callback(process.end)
             process.send(assignment)
         made: dict[int, Made | None] = {}
         for process in iterate_ready(processes, _LOOK_SECONDS, end_if_dead):
             share = get_share(process.number, num_envs, num_processes)
             made[process.number] = _receive_made(process, share, worker_index)
-        answers = [made[number] for number in range(num_processes)]
-        sound = [answer for answer in answers if answer is not None]
-        if len(sound) == num_processes:
-            envs = ProcessEnvironments(assignment, processes, sound, memory, num_envs, worker_index)
-            _warn_of_tensorflow(sound)
-            return envs
-    except BaseException:
-        _end_all(processes)
-        memory.close()
-        raise
-    _end_all(processes)
-    memory.close()
-    return None
-
-
-def _end_all(processes: Iterable[ChildProcess]) -> None:
-    for process in processes:
-        process.end()
+        sound = [answer for _, answer in sorted(made.items()) if answer is not None]
+        if len(sound) < num_processes:
+            return None
+        envs = ProcessEnvironments(assignment, processes, sound, memory, num_envs, worker_index)
+        stack.pop_all()
+    _warn_of_tensorflow(sound)
+    return envs
 
 
 def _receive_made(process: ChildProcess, share: range, worker_index: int) -> Made | None:
@@ -275,7 +265,7 @@ class ProcessEnvironments(Environments):
 
     def _get_guard(self) -> tuple[Any, ...]:
         """Returns the arguments of `EnvProcess.guard`."""
-        repairs = self._repairs
+        repairs = self.repairs
         return repairs.make is not None, repairs.worker_index, self._limit, repairs.limit
 
     # -- processes ----------------------------------------------------------------------------
@@ -395,8 +385,8 @@ class ProcessEnvironments(Environments):
             return process.receive()
         except ProcessLostError as lost:
             index, error = self._explain(process, lost, method)
-            reason = self._repairs.broke(index, method, error)
-            self._repairs.renewed(
+            reason = self.repairs.broke(index, method, error)
+            self.repairs.renewed(
                 index, process, lambda new: self._ask(new, "reset", None, is_limited=True)
             )
             broken.update(dict.fromkeys(self._shares[process.number], reason))
@@ -470,7 +460,7 @@ class ProcessEnvironments(Environments):
             rests: what is not in shared memory, by process; those that are missing have nothing.
             broken: environments whose process was lost.
         """
-        arrays, repairs = self._arrays, self._repairs
+        arrays, repairs = self._arrays, self.repairs
         rewards, terminateds, truncateds = (
             x.copy() for x in (arrays.rewards, arrays.terminateds, arrays.truncateds)
         )

@@ -55,22 +55,15 @@ def make_rendering(source: Source, context: EnvContext, modes: Sequence[str]) ->
         )
     if getattr(plain, "render_mode", None) == mode:
         return plain
-    made = _asked_for(source, context, mode)
-    if made is None:
-        made = plain
-    else:
+    made = plain
+    with contextlib.suppress(Exception):  # whatever a creator raises about a setting
+        made = _alone(source, context.copy_with_overrides({**context, "render_mode": mode}))
+    if made is not plain:
         plain.close()
     if getattr(made, "render_mode", None) != mode:
         with contextlib.suppress(AttributeError):  # a property
             made.unwrapped.render_mode = mode
     return made
-
-
-def _asked_for(source: Source, context: EnvContext, mode: str) -> Any:
-    """Returns an environment whose creator was told how to render; None if it does not take it."""
-    with contextlib.suppress(Exception):  # whatever a creator raises about a setting
-        return _alone(source, context.copy_with_overrides({**context, "render_mode": mode}))
-    return None
 
 
 def _way_out(env: gym.Env, modes: Sequence[str]) -> str:

@@ -291,6 +291,47 @@ class Repairs:
         time.sleep(min(0.001 * 2**tries, _LONGEST_PAUSE))
 
 
+class WatchedCopies:
+    """Copies of an environment, whose calls are watched, and which are made anew when they break.
+
+    Attributes:
+        envs: the copies.
+        repairs: what is done about copies that break.
+    """
+
+    envs: list[Any]
+    repairs: Repairs
+
+    def guard(self, repairs: Repairs) -> None:
+        """Takes what is done about copies that break."""
+        self.repairs = repairs
+        self._watch_calls()
+
+    def _watch_calls(self) -> None:
+        watched, envs = self.repairs.watched, self.envs
+        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
+        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
+
+    def _renew(self, index: int, begin: Callable[[int], Any]) -> Any:
+        """Puts a new copy in the place of one that broke; returns what `begin(index)` gives."""
+
+        def start(env: gym.Env) -> Any:
+            self.envs[index] = env
+            self._watch_calls()
+            return begin(index)
+
+        return self.repairs.renewed(index, self.envs[index], start)[1]
+
+    def get_sub_environments(self) -> list[Any]:
+        """Returns the copies, by index, for callers that want to talk to them."""
+        return list(self.envs)
+
+    def close(self) -> None:
+        """Closes all copies."""
+        for env in self.envs:
+            env.close()
+
+
 def _is_round(count: int) -> bool:
     """Whether a count is worth a line: 1 to 10, 20, 30, ..., 100, 200, ...
 

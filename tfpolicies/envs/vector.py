@@ -33,6 +33,7 @@ from tfpolicies.envs.autoreset import ModeFinder, final_observations, stated_mod
 from tfpolicies.envs.repairs import (
     BREAKS,
     Repairs,
+    WatchedCopies,
     are_flags,
     are_sound,
     as_flags,
@@ -80,11 +81,11 @@ class Environments(abc.ABC):
     action_space: gym.Space
     maker: Callable[[int], Any] | None = None
     connecting: tuple[int, int] = (0, 0)
-    _repairs = Repairs()
+    repairs = Repairs()
 
     def guard(self, repairs: Repairs) -> None:
         """Takes what is done about environments that break."""
-        self._repairs = repairs
+        self.repairs = repairs
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -200,11 +201,11 @@ class SeparateEnvironments(Environments):
         try:
             return self._first_observation(index, seed)
         except BREAKS as error:
-            self._repairs.broke(index, f"reset(seed={seed})", error)
+            self.repairs.broke(index, f"reset(seed={seed})", error)
             return self._renewed(index)
 
     def _first_observation(self, index: int, seed: int | None = None) -> Any:
-        what = self._repairs.call(index, "reset")
+        what = self.repairs.call(index, "reset")
         found = self._reset_at(index, seed)
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(
@@ -240,8 +241,8 @@ class SeparateEnvironments(Environments):
             stacked = self._stack(obs)
         if broken:
             dead = np.isin(np.arange(self.num_envs), list(broken))
-        elif self._repairs.breaks:
-            self._repairs.stepped()
+        elif self.repairs.breaks:
+            self.repairs.stepped()
         flags = np.array(terminateds, bool), np.array(truncateds, bool)
         return Step(stacked, numbers, *flags, infos, dead, final, broken or None)
 
@@ -256,10 +257,10 @@ class SeparateEnvironments(Environments):
             try:
                 self._check_result(i, result)
             except EnvError as error:
-                self._repairs.broke(i, f"step({actions[i]!r})", error)
+                self.repairs.broke(i, f"step({actions[i]!r})", error)
                 broken[i] = error
         for i in set(range(self.num_envs)).difference(broken, mended):
-            self._repairs.stepped(i)
+            self.repairs.stepped(i)
         for i in (*broken, *mended):
             first = self._reset(i) if i in mended else self._renewed(i)
             results[i] = first, 0.0, False, False, {}
@@ -270,7 +271,7 @@ class SeparateEnvironments(Environments):
         return made
 
     def _check_result(self, index: int, result: Sequence[Any]) -> None:
-        what = self._repairs.call(index, "step")
+        what = self.repairs.call(index, "step")
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
                 f"{what} must return (observation, reward, terminated, truncated, info), got "
@@ -288,12 +289,12 @@ class SeparateEnvironments(Environments):
         ended = [i for i in range(self.num_envs) if terminateds[i] or truncateds[i]]
         last = _stacker(self.observation_space, len(ended))([obs[i] for i in ended])
         for i in ended:
-            self._repairs.worked(i)
+            self.repairs.worked(i)
             obs[i] = self._reset(i)
         return np.array(ended), last
 
 
-class PlainEnvironments(SeparateEnvironments):
+class PlainEnvironments(WatchedCopies, SeparateEnvironments):
     """Plain `gymnasium.Env` instances, stepped one after the other and reset at once when done.
 
     Args:
@@ -312,15 +313,6 @@ class PlainEnvironments(SeparateEnvironments):
             require_same_spaces(i, env, self)
         self._watch_calls()
 
-    def guard(self, repairs: Repairs) -> None:
-        super().guard(repairs)
-        self._watch_calls()
-
-    def _watch_calls(self) -> None:
-        watched, envs = self._repairs.watched, self.envs
-        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
-        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
-
     def reset(self, seeds: Sequence[int] | None) -> Any:
         given = [None] * self.num_envs if seeds is None else list(seeds)
         return self._stack([self._reset(i, seed) for i, seed in enumerate(given)])
@@ -329,16 +321,11 @@ class PlainEnvironments(SeparateEnvironments):
         try:
             return self._resets[index](seed=seed)
         except TypeError:
-            explain_seed(self.envs[index].reset, self._repairs.call(index, "reset"))
+            explain_seed(self.envs[index].reset, self.repairs.call(index, "reset"))
             raise
 
     def _renewed(self, index: int) -> Any:
-        def start(env: gym.Env) -> Any:
-            self.envs[index] = env
-            self._watch_calls()
-            return self._first_observation(index)
-
-        return self._repairs.renewed(index, self.envs[index], start)[1]
+        return self._renew(index, self._first_observation)
 
     def step(self, actions: Any) -> Step:
         whole = self._whole  # not by `_rows`: a call costs more than the branch
@@ -350,17 +337,10 @@ class PlainEnvironments(SeparateEnvironments):
                 results.append(step(action))
             except BREAKS as error:
                 index = len(results)
-                broken[index] = self._repairs.broke(index, f"step({action!r})", error)
+                broken[index] = self.repairs.broke(index, f"step({action!r})", error)
                 results.append(None)
         made = None if broken else self._made_of(results)
         return made or self._repaired(results, rows, broken)
-
-    def get_sub_environments(self) -> list[Any]:
-        return list(self.envs)
-
-    def close(self) -> None:
-        for env in self.envs:
-            env.close()
 
 
 def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
@@ -429,13 +409,13 @@ class VectorEnvironments(Environments):
     def _take(self, env: VectorEnv) -> None:
         """Steps this vector environment from now on."""
         self.env = env
-        self._step = self._repairs.watched(0, "step", env.step)
+        self._step = self.repairs.watched(0, "step", env.step)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         try:
             return self._reset(seeds)
         except BREAKS as error:
-            self._repairs.broke(0, "reset", error)
+            self.repairs.broke(0, "reset", error)
             return self._renewed()
 
     def _reset(self, seeds: Sequence[int] | None) -> Any:
@@ -458,14 +438,14 @@ class VectorEnvironments(Environments):
             self._take(env)
             return self._reset(None)
 
-        return self._repairs.renewed(0, self.env, start)[1]
+        return self.repairs.renewed(0, self.env, start)[1]
 
     def step(self, actions: Structure) -> Step:
         actions = self._own_copy(actions)
         try:
             return self._made_of(*self._step(actions))
         except BREAKS as error:
-            return all_anew(self.num_envs, self._repairs.broke(0, "step", error), self._renewed())
+            return all_anew(self.num_envs, self.repairs.broke(0, "step", error), self._renewed())
 
     def _made_of(
         self,
@@ -478,15 +458,15 @@ class VectorEnvironments(Environments):
         stops, cuts = as_flags(terminateds), as_flags(truncateds)
         if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards, terminateds, truncateds)
-        if self._repairs.breaks:
-            self._repairs.stepped()
+        if self.repairs.breaks:
+            self.repairs.stepped()
         if self._finder is not None:
             self.mode = self._finder.find(rewards, stops | cuts, self._ended, infos)
             self._finder = self._finder if self.mode is None else None
         dead, final, self._ended = self._ended, None, None
         if 1 in stops.tobytes() or 1 in cuts.tobytes():  # many times faster than `any`
             ended = stops | cuts
-            self._repairs.worked(0, ended.tobytes().count(1))
+            self.repairs.worked(0, ended.tobytes().count(1))
             if self.mode in _RESETS_LATER:
                 self._ended = ended
             else:

@@ -8,30 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.exploration import strategies
 from tfpolicies.exploration.exploration import Exploration, Setting
 from tfpolicies.exploration.parameter_noise import ParameterNoise
-from tfpolicies.exploration.strategies import (
-    EpsilonGreedy,
-    GaussianNoise,
-    OrnsteinUhlenbeckNoise,
-    PerWorkerEpsilonGreedy,
-    Random,
-    SoftQ,
-    StochasticSampling,
-)
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.rules import is_one_of
 
 STRATEGIES: dict[str, type[Exploration]] = {
     strategy.__name__: strategy
     for strategy in (
-        StochasticSampling,
-        Random,
-        EpsilonGreedy,
-        PerWorkerEpsilonGreedy,
-        SoftQ,
-        GaussianNoise,
-        OrnsteinUhlenbeckNoise,
+        strategies.StochasticSampling,
+        strategies.Random,
+        strategies.EpsilonGreedy,
+        strategies.PerWorkerEpsilonGreedy,
+        strategies.SoftQ,
+        strategies.GaussianNoise,
+        strategies.OrnsteinUhlenbeckNoise,
         ParameterNoise,
     )
 }
@@ -78,7 +70,8 @@ def _make(config: Mapping[str, Any] | None, setting: Setting) -> Exploration:
         )
     settings = dict(config or {})
     kind = settings.pop("type", None)
-    strategy = _strategy(StochasticSampling if is_one_of(kind, None, "") else kind)
+    is_default = is_one_of(kind, None, "")
+    strategy = _strategy(strategies.StochasticSampling if is_default else kind)
     known = _settings_of(strategy)
     unknown = [name for name in settings if name not in known]
     if unknown:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -34,9 +33,8 @@ from tfpolicies.models.preprocessing import is_image
 from tfpolicies.models.settings import Settings, has_memory
 from tfpolicies.models.tanh_heads import ends_in_tanh, warn_of_tanh
 from tfpolicies.models.views import views_of
+from tfpolicies.models.warn_once import warn_once
 from tfpolicies.types import TensorStructure
-
-logger = logging.getLogger("tfpolicies")
 
 
 def require_float32() -> None:
@@ -170,7 +168,7 @@ class ModelRequirements(NamedTuple):
         if any(is_image(leaf.space) for leaf in ports.obs_leaves):
             _warn_of_rescaling(model)
         if Categorical in self.dist_class.kinds and _are_probabilities(get_dist_inputs(outputs)):
-            _warn_of_probabilities(model.name.rstrip("0123456789_"))
+            _warn_of_probabilities(model)
         squashes = any(issubclass(kind, _SQUASHED) for kind in self.dist_class.kinds)
         if squashes and ends_in_tanh(users_model(model)):
             warn_of_tanh(model.name.rstrip("0123456789_"))
@@ -233,26 +231,20 @@ def _critic(name: str, observation_space: gym.Space, config: Settings) -> keras.
 def _warn_of_rescaling(model: keras.Model) -> None:
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Rescaling) and np.max(layer.scale) < 0.1:
-            _warn_of_rescaling_once(layer.name.rstrip("0123456789_"), np.max(layer.scale))
+            warn_once(
+                "The layer %r multiplies by %.2g, but images of uint8 are divided by 255 before "
+                "the model sees them, so that it would see nearly nothing. Leave the layer out.",
+                layer.name.rstrip("0123456789_"),
+                np.max(layer.scale),
+            )
 
 
-@functools.cache
-def _warn_of_rescaling_once(name: str, scale: float) -> None:
-    logger.warning(
-        "The layer %r multiplies by %.2g, but images of uint8 are divided by 255 before the model "
-        "sees them, so that it would see nearly nothing. Leave the layer out.",
-        name,
-        scale,
-    )
-
-
-@functools.cache
-def _warn_of_probabilities(name: str) -> None:
-    logger.warning(
+def _warn_of_probabilities(model: keras.Model) -> None:
+    warn_once(
         "The model %r gives probabilities, as if its last layer were a softmax. Its outputs are "
         "taken for logits, so the policy can hardly prefer an action. Leave the softmax out: "
         "Dense(n) without an activation.",
-        name,
+        model.name.rstrip("0123456789_"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ from tfpolicies.types import Structure
 def preprocess(space_leaves: Leaves, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Returns leaves `[B, *leaf.shape]` as float32 rows `[B, F]`: choices one-hot, pixels to 255.
 
+    Raises:
+        ObservationError: for a choice that its space does not have.
+
     >>> from gymnasium import spaces
     >>> from tfpolicies.models.spaces import leaves
     >>> space = spaces.Dict(at=spaces.Discrete(3, start=1), speed=spaces.Box(-9, 9, (1,)))
@@ -33,12 +37,17 @@ def preprocess(space_leaves: Leaves, arrays: Sequence[np.ndarray]) -> np.ndarray
     parts = []
     for leaf, array in zip(space_leaves, arrays, strict=True):
         space: Any = leaf.space
-        if not is_choice(space):
-            parts.append(array.reshape(len(array), -1))
-            continue
-        counted = (array - space.start).reshape(len(array), -1)
-        sizes = cell_sizes(space)
-        parts += [np.eye(n, dtype=np.float32)[counted[:, i]] for i, n in enumerate(sizes)]
+        rows = array.reshape(len(array), math.prod(leaf.shape))
+        if is_choice(space):
+            sizes, choices = np.array(cell_sizes(space)), rows - np.ravel(space.start)
+            if ((choices < 0) | (choices >= sizes)).any():
+                raise ObservationError(
+                    f"{leaf.name('obs')} must hold members of {space}, but got values from "
+                    f"{array.min()} to {array.max()}. Correct the space or the environment."
+                )
+            rows = np.zeros((len(array), sizes.sum()), np.float32)
+            np.put_along_axis(rows, choices + np.cumsum(sizes) - sizes, 1.0, axis=1)
+        parts.append(rows)
     return np.concatenate(parts, axis=1, dtype=np.float32)
 
 

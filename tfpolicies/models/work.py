@@ -334,10 +334,7 @@ def _count_padded(call: _Call) -> int:
 
 def _measure_convolution(call: _Call) -> Work:
     positions = _count(call.outputs[0]) // call.layer.filters
-    return Work(
-        operations=positions * _count(call.layer.kernel.shape),
-        numbers=_count_padded(call),
-    )
+    return Work(operations=positions * _count(call.layer.kernel.shape), numbers=_count_padded(call))
 
 
 def _measure_transposed(call: _Call) -> Work:

@@ -159,7 +159,7 @@ class ReplayBuffer:
         Enough is at least `train_batch_size` rows, and `learning_starts` ever added.
 
         Args:
-            policy_id: accepted so that a buffer is a `ReplayActor`; all rows are of one policy.
+            policy_id: accepted so that policies can learn from a buffer; all rows are of one.
         """
         if self.num_added < max(self.learning_starts, min(self.train_batch_size, self.capacity)):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
+from tfpolicies.models.catalog.heads import dense
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaves, port_names
@@ -41,4 +42,4 @@ def build_critic(
     encoder = Encoder(leaves, names, settings, kernels, setting)
     inputs = encoder.inputs()
     hidden = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
-    return encoder.model(inputs, encoder.dense(hidden, num_values, "q_out", "value"), "critic")
+    return encoder.model(inputs, dense(kernels, hidden, num_values, "q_out", "value"), "critic")

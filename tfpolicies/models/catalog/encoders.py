@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +17,8 @@ from tfpolicies.models.catalog.layers import Tensor
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings, pair
 from tfpolicies.models.spaces import Leaf, Leaves
+from tfpolicies.models.warn_once import warn_once
 from tfpolicies.types import Setting
-
-logger = logging.getLogger("tfpolicies")
 
 # By (height, width); a model reduces each of them to one pixel, but 64 x 64 to 3 x 3.
 CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
@@ -135,14 +132,8 @@ class Encoder:
     def fully_connected(self, x: Tensor, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
         """Puts dense layers `<prefix>_1`, ... behind `x`."""
         for i, (units, activation) in enumerate(layers, start=1):
-            x = self.dense(x, units, f"{prefix}_{i}", "hidden", activation)
+            x = dense(self._kernels, x, units, f"{prefix}_{i}", "hidden", activation)
         return x
-
-    def dense(
-        self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
-    ) -> Any:
-        """Puts one dense layer behind `x`; see `heads.dense`."""
-        return dense(self._kernels, x, units, name, role, activation)
 
     def _part(self, leaf: Leaf, name: str, x: Tensor, tower: str) -> Any:
         if name in self._filters:
@@ -264,10 +255,9 @@ def _may_be_image(leaf: Leaf) -> bool:
     return len(leaf.shape) > 2 or (leaf.dtype == np.uint8 and min(leaf.shape) >= _LEAST_SIDE)
 
 
-@functools.cache
 def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
     if len(shape) == 3:
-        logger.warning(
+        warn_once(
             "%r of shape %s is flattened: by itself only an image gets convolutions, with sides of "
             "at least %d pixels, and of uint8 or of a size with default filters (%s). For "
             "convolutions give model={'conv_filters': %s}.",
@@ -275,7 +265,7 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
             shape,
             _LEAST_SIDE,
             _known_sizes(),
-            _example(*shape[:2]),
+            str(_example(*shape[:2])),
         )
         return
     advice = (
@@ -283,7 +273,7 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
         if len(shape) == 2
         else "Join stacked frames along the channels, as the connector FrameStack does"
     )
-    logger.warning(
+    warn_once(
         "%r of shape %s is flattened%s: only a Box [height, width, channels] is an image. %s, or "
         "give a model of your own (model={'custom_model': ...}). model={'conv_filters': []} "
         "flattens it without this line.",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
+from tfpolicies.models.catalog.heads import dense
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.layers import Tensor
 from tfpolicies.models.catalog.noisy import NoisyDense
@@ -73,13 +75,13 @@ def build_q_model(
     inputs = encoder.inputs()
     features = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
     size = q_noise_size(space_leaves, num_actions, settings, heads)
-    layers = _Layers(encoder)
+    layer: Callable[..., Tensor] = functools.partial(dense, kernels)
     if size:
         inputs[NOISE] = keras.Input((size,), name=NOISE, dtype="float32")
-        layers = _NoisyLayers(encoder, kernels, heads.sigma0, inputs[NOISE])
+        layer = _NoisyLayers(kernels, heads.sigma0, inputs[NOISE])
     names = [("advantage", "action"), ("value", "value")] if heads.dueling else [("q", "action")]
     outputs = [
-        layers.head(features, *named, units)
+        _head(layer, features, *named, units)
         for named, units in zip(names, heads.widths(num_actions), strict=True)
     ]
     values = outputs[0] if len(outputs) == 1 else _joined(outputs[0], outputs[1], num_actions)
@@ -101,38 +103,25 @@ def _joined(advantage: Tensor, value: Tensor, num_actions: int) -> Any:
     return keras.ops.reshape(joined, (-1, width)) if atoms > 1 else joined
 
 
-class _Layers:
-    """Puts dense layers behind features."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-
-    def head(self, x: Tensor, prefix: str, role: str, widths: Sequence[int]) -> Any:
-        """Puts `<prefix>_1`, ... and the linear `<prefix>_out` behind `x`."""
-        for i, units in enumerate(widths[:-1], start=1):
-            x = self.dense(x, units, f"{prefix}_{i}", "hidden", _ACTIVATION)
-        return self.dense(x, widths[-1], f"{prefix}_out", role)
-
-    def dense(
-        self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
-    ) -> Any:
-        """Puts one layer behind `x`; its role decides about the fresh weights."""
-        return self._encoder.dense(x, units, name, role, activation)
+def _head(
+    layer: Callable[..., Tensor], x: Tensor, prefix: str, role: str, widths: Sequence[int]
+) -> Tensor:
+    """Puts `<prefix>_1`, ... and the linear `<prefix>_out` behind `x`."""
+    for i, units in enumerate(widths[:-1], start=1):
+        x = layer(x, units, f"{prefix}_{i}", "hidden", _ACTIVATION)
+    return layer(x, widths[-1], f"{prefix}_out", role)
 
 
-class _NoisyLayers(_Layers):
+class _NoisyLayers:
     """Puts noisy layers behind features; each takes the next columns of the noise."""
 
-    def __init__(self, encoder: Encoder, kernels: Kernels, sigma0: float, noise: Tensor) -> None:
-        super().__init__(encoder)
-        self._kernels = kernels
-        self._sigma0 = sigma0
-        self._noise = noise
+    def __init__(self, kernels: Kernels, sigma0: float, noise: Tensor) -> None:
+        self._kernels, self._sigma0, self._noise = kernels, sigma0, noise
         self._taken = 0
 
-    def dense(
+    def __call__(
         self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
-    ) -> Any:
+    ) -> Tensor:
         first, self._taken = self._taken, self._taken + x.shape[-1] + units
         kernel = self._kernels.dense(role)
         layer = NoisyDense(units, self._sigma0, activation, kernel, name=name)

@@ -19,13 +19,9 @@ from tfpolicies.models.distributions.base import (
 from tfpolicies.models.distributions.bernoulli import Bernoulli as Bernoulli
 from tfpolicies.models.distributions.categorical import Categorical as Categorical
 from tfpolicies.models.distributions.categorical import MultiCategorical as MultiCategorical
-from tfpolicies.models.distributions.gaussian import (
-    BoundedDeterministic as BoundedDeterministic,
-)
+from tfpolicies.models.distributions.gaussian import BoundedDeterministic as BoundedDeterministic
 from tfpolicies.models.distributions.gaussian import Deterministic as Deterministic
 from tfpolicies.models.distributions.gaussian import DiagGaussian as DiagGaussian
-from tfpolicies.models.distributions.gaussian import (
-    SquashedDeterministic as SquashedDeterministic,
-)
+from tfpolicies.models.distributions.gaussian import SquashedDeterministic as SquashedDeterministic
 from tfpolicies.models.distributions.gaussian import SquashedGaussian as SquashedGaussian
 from tfpolicies.models.distributions.product import Product as Product

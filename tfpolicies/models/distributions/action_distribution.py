@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,8 +27,7 @@ from tfpolicies.models.distributions.gaussian import DiagGaussian
 from tfpolicies.models.distributions.product import Product, split_columns
 from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box
-
-logger = logging.getLogger("tfpolicies")
+from tfpolicies.models.warn_once import warn_once
 
 MAX_BOX_LOGITS = 10_000
 
@@ -81,7 +78,11 @@ class ActionDistribution:
         if not kinds:
             raise UnsupportedSpaceError(f"The action space {space} is empty: there is no action.")
         if custom is not None and not any(is_float_box(leaf.space) for leaf in found):
-            _tell_of_unused(box_kind.__name__, str(space))
+            warn_once(
+                "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the "
+                "action space %s has none. A `WholeSpace` class is taken for any space.",
+                *(box_kind.__name__, str(space)),
+            )
         return cls(space, kinds)
 
     def __call__(self, inputs: tf.Tensor, model: keras.Model | None = None) -> Any:
@@ -198,15 +199,6 @@ class ActionDistribution:
     @cached_property
     def _mask_sizes(self) -> list[int]:
         return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
-
-
-@functools.cache
-def _tell_of_unused(name: str, space: str) -> None:
-    logger.warning(
-        "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the action space "
-        "%s has none. A `WholeSpace` class is taken for any space.",
-        *(name, space),
-    )
 
 
 def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:
