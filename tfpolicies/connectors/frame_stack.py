@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -14,6 +14,8 @@ from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.spaces import leaves, nest
 
 _AGENT_BITS = 20  # a row's key is env_id * 2^20 + agent
+_Slots: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""The slot of each row, and which rows have a new one (their indices)."""
 _LIMITS = {"env_ids": 1 << 42, "agents": 1 << _AGENT_BITS}
 
 
@@ -68,19 +70,18 @@ class FrameStack(ObservationConnector):
         return spaces.Box(low, high, dtype=box.dtype)
 
     def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
-        slots, new = self._rows.find(step.env_ids, step.agents, len(arrays[0]))
+        rows = self._rows.find(step.env_ids, step.agents, len(arrays[0]))
         stacked = [
-            self._push(i, _with_frame_axis(array), slots, new)
+            self._push(i, _with_frame_axis(array), rows)
             if isinstance(leaf.space, spaces.Box)
             else array
             for i, (leaf, array) in enumerate(zip(leaves(space), arrays, strict=True))
         ]
         return nest(space, stacked)
 
-    def _push(
-        self, index: int, frames: np.ndarray, slots: np.ndarray, new: np.ndarray
-    ) -> np.ndarray:
+    def _push(self, index: int, frames: np.ndarray, rows: _Slots) -> np.ndarray:
         """Appends one frame `[N, ..., c]` per slot; returns the stacks `[N, ..., c * frames]`."""
+        slots, new = rows
         width = frames.shape[-1]
         stacks = self._stacks.get(index)
         if stacks is None or len(stacks) < self._rows.capacity:
@@ -117,11 +118,9 @@ class _RowKeys:
         self.capacity = 0
         self._slots: dict[int, int] = {}  # by key
         self._free: list[int] = []
-        self._last: tuple[np.ndarray, np.ndarray] | None = None  # keys, slots of the last call
+        self._last: _Slots | None = None  # keys, slots of the last call
 
-    def find(
-        self, env_ids: ArrayLike, agents: ArrayLike | None, rows: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, env_ids: ArrayLike, agents: ArrayLike | None, rows: int) -> _Slots:
         """Returns the slot of each row, and which rows have a new one (their indices)."""
         keys = _ids("env_ids", env_ids, rows) << _AGENT_BITS
         if agents is not None:

@@ -22,10 +22,11 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
@@ -47,6 +48,9 @@ from tfpolicies.envs.repairs import (
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import real
 from tfpolicies.types import Structure
+
+Broken: TypeAlias = dict[int, Exception]
+Infos: TypeAlias = Mapping[str, Any]
 
 
 class Step(NamedTuple):
@@ -77,8 +81,8 @@ class Environments(abc.ABC):
     """
 
     num_envs: int
-    observation_space: gym.Space
-    action_space: gym.Space
+    observation_space: Space
+    action_space: Space
     maker: Callable[[int], Any] | None = None
     connecting: tuple[int, int] = (0, 0)
     repairs = Repairs()
@@ -173,9 +177,7 @@ class SeparateEnvironments(Environments):
         num_envs: N.
     """
 
-    def __init__(
-        self, observation_space: gym.Space, action_space: gym.Space, num_envs: int
-    ) -> None:
+    def __init__(self, observation_space: Space, action_space: Space, num_envs: int) -> None:
         self.num_envs = num_envs
         self.observation_space = observation_space
         self.action_space = action_space
@@ -192,7 +194,7 @@ class SeparateEnvironments(Environments):
     def _renewed(self, index: int) -> Any:
         """Puts a new environment in the place of one that broke; returns its first observation."""
 
-    def _mended(self, results: Sequence[Any]) -> dict[int, Exception]:
+    def _mended(self, results: Sequence[Any]) -> Broken:
         """Returns which environments say that they broke and have been made anew."""
         return {}
 
@@ -246,9 +248,7 @@ class SeparateEnvironments(Environments):
         flags = np.array(terminateds, bool), np.array(truncateds, bool)
         return Step(stacked, numbers, *flags, infos, dead, final, broken or None)
 
-    def _repaired(
-        self, results: list[Any], actions: Sequence[Any], broken: dict[int, Exception]
-    ) -> Step:
+    def _repaired(self, results: list[Any], actions: Sequence[Any], broken: Broken) -> Step:
         """Returns the step with new environments in the place of those that broke."""
         mended = {} if broken else self._mended(results)
         for i, result in enumerate(results):
@@ -331,7 +331,7 @@ class PlainEnvironments(WatchedCopies, SeparateEnvironments):
         whole = self._whole  # not by `_rows`: a call costs more than the branch
         rows = self._rows(actions) if whole is None else actions.astype(whole, copy=False).tolist()
         results: list[Any] = []
-        broken: dict[int, Exception] = {}
+        broken: Broken = {}
         for step, action in zip(self._steps, rows, strict=True):
             try:
                 results.append(step(action))
@@ -343,7 +343,7 @@ class PlainEnvironments(WatchedCopies, SeparateEnvironments):
         return made or self._repaired(results, rows, broken)
 
 
-def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
+def _stacker(space: Space, count: int) -> Callable[[Sequence[Any]], Any]:
     """Returns a function from `count` observations to a batch of them, in memory of its own."""
     if isinstance(space, gym.spaces.Dict):
         parts = {key: _stacker(sub, count) for key, sub in space.items()}
@@ -453,7 +453,7 @@ class VectorEnvironments(Environments):
         rewards: np.ndarray,
         terminateds: np.ndarray,
         truncateds: np.ndarray,
-        infos: Mapping[str, Any],
+        infos: Infos,
     ) -> Step:
         stops, cuts = as_flags(terminateds), as_flags(truncateds)
         if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
@@ -485,9 +485,7 @@ class VectorEnvironments(Environments):
                 check_flag(flags[i], name, f"`step` of environment {i}")
         raise AssertionError("an answer that is not sound looked sound")
 
-    def _finish(
-        self, obs: Structure, ended: np.ndarray, infos: Mapping[str, Any]
-    ) -> tuple[Any, Any]:
+    def _finish(self, obs: Structure, ended: np.ndarray, infos: Infos) -> tuple[Any, Any]:
         indices = np.flatnonzero(ended)
         if self.mode is AutoresetMode.DISABLED:
             last = _rows(self.observation_space, obs, indices)
@@ -529,7 +527,7 @@ class VectorEnvironments(Environments):
         self.env.close()
 
 
-def _rows(space: gym.Space, batch: Any, indices: np.ndarray | int) -> Any:
+def _rows(space: Space, batch: Any, indices: np.ndarray | int) -> Any:
     if isinstance(space, gym.spaces.Dict):
         return {key: _rows(sub, batch[key], indices) for key, sub in space.items()}
     if isinstance(space, gym.spaces.Tuple):
@@ -570,7 +568,7 @@ def require_same_spaces(index: int, env: Any, first: Any) -> None:
             )
 
 
-def copier(space: gym.Space) -> Callable[[Any], Any]:
+def copier(space: Space) -> Callable[[Any], Any]:
     """Returns what copies a batch of actions in the space's dtypes, for the environment to keep.
 
     The arrays are read-only, so an environment that writes to its actions gets an error.

@@ -18,7 +18,9 @@ from tfpolicies.rules import is_finite, is_schedule
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.types import Structure
 
-Schedule: TypeAlias = float | Sequence[Sequence[float]] | Callable[[int], float]
+Curve: TypeAlias = Callable[[int], float]
+"""From the time step to a number."""
+Schedule: TypeAlias = float | Sequence[Sequence[float]] | Curve
 
 
 class Setting(NamedTuple):
@@ -131,7 +133,7 @@ class Scheduled(Exploration):
     state_name: str
     """What the number is called in the state."""
 
-    def __init__(self, transform: Transform, schedule: Callable[[int], float]) -> None:
+    def __init__(self, transform: Transform, schedule: Curve) -> None:
         super().__init__(transform)
         self._schedule = schedule
         self.last_timestep = 0
@@ -191,9 +193,7 @@ def require_state(exploration: Exploration, state: Mapping[str, Any], *keys: str
         )
 
 
-def as_schedule(
-    name: str, value: Any, high: float, line: Sequence[Sequence[float]] = ()
-) -> Callable[[int], float]:
+def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[float]] = ()) -> Curve:
     """Returns a function from the time step to a number in [0, high].
 
     Args:

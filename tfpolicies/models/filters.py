@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gymnasium import spaces
+from gymnasium import Space, spaces
 from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
@@ -26,9 +26,7 @@ from tfpolicies.types import Setting, Structure
 _EPSILON = 1e-8
 
 
-def normalize(
-    x: tf.Tensor, mean: np.ndarray | tf.Tensor, scale: np.ndarray | tf.Tensor
-) -> tf.Tensor:
+def normalize(x: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Returns `(x - mean) * scale`, clipped to `[-10, 10]`.
 
     Args:
@@ -39,7 +37,7 @@ def normalize(
     return tf.clip_by_value((x - mean) * scale, -CLIP, CLIP)
 
 
-def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
+def filtered_leaves(observation_space: Space) -> tuple[int, ...]:
     """Returns which of `leaves(observation_space)` a MeanStdFilter normalises: Boxes of numbers.
 
     Images (uint8), discrete leaves and an action mask are seen as they are.
@@ -58,7 +56,7 @@ def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
     )
 
 
-def make_filter(name: Setting, observation_space: spaces.Space) -> MeanStdFilter:
+def make_filter(name: Setting, observation_space: Space) -> MeanStdFilter:
     """Returns the filter that the setting `observation_filter` names.
 
     `"NoFilter"` gives a filter that normalises no leaf; `"ConcurrentMeanStdFilter"` is
@@ -117,9 +115,7 @@ class MeanStdFilter(RunningFilter):
     Scaling(mean=array([1.5], dtype=float32), scale=array([0.7745967], dtype=float32))
     """
 
-    def __init__(
-        self, observation_space: spaces.Space, filtered: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, observation_space: Space, filtered: Sequence[int] | None = None) -> None:
         if filtered is None:
             filtered = filtered_leaves(observation_space)
         self.filtered = tuple(filtered)

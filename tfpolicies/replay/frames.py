@@ -17,6 +17,7 @@ import numpy as np
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.replay.room import Room
+from tfpolicies.replay.segments import Arrays
 
 _REMEMBERED = 1024  # frames that new ones are compared with, at least
 _NAME = "frames"  # of the array in segments
@@ -123,9 +124,7 @@ class Frames:
         """Returns all but the frames: whole numbers."""
         return {"first": self.first, "next": self.next, "floors": [*map(list, self._floors)]}
 
-    def set_state(
-        self, state: Mapping[str, Any], pieces: Iterable[Mapping[str, np.ndarray]]
-    ) -> None:
+    def set_state(self, state: Mapping[str, Any], pieces: Iterable[Arrays]) -> None:
         """Puts back what `get_state` returned, before there are frames.
 
         Args:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.heads import dense
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.layers import Tensor
+from tfpolicies.models.catalog.layers import Named, Tensor
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings, pair
 from tfpolicies.models.spaces import Leaf, Leaves
@@ -105,16 +105,14 @@ class Encoder:
         )
         return channels * math.prod((side - size) // step + 1 for side, size, step in sides)
 
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> Named:
         """Returns a model's input for each leaf, by name."""
         return {
             name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
             for leaf, name in self._leaves
         }
 
-    def model(
-        self, inputs: dict[str, Any], outputs: Tensor | Sequence[Tensor], name: str
-    ) -> keras.Model:
+    def model(self, inputs: Named, outputs: Tensor | Sequence[Tensor], name: str) -> keras.Model:
         """Returns a model, which takes the only leaf of a space that is not nested as it is."""
         is_nested = len(inputs) > 1 or bool(self._leaves[0][0].path)
         return keras.Model(inputs if is_nested else inputs["obs"], outputs, name=name)

@@ -10,6 +10,8 @@ from keras import ops
 
 Tensor: TypeAlias = keras.KerasTensor
 """A tensor of a functional model, or the one that a layer is called with."""
+Named: TypeAlias = dict[str, Tensor]
+"""Tensors by name."""
 Memory: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor]]
 """The outputs of a memory, its state inputs, and the states after the sequences."""
 

@@ -20,13 +20,11 @@ from tfpolicies.models.catalog.inspection import (
     SEQ_LENS,
     STATE_IN,
 )
-from tfpolicies.models.catalog.layers import FoldTime, UnfoldTime
+from tfpolicies.models.catalog.layers import FoldTime, Named, UnfoldTime
 from tfpolicies.models.catalog.recurrent import recurrent_core
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaves, port_names
-
-Named = dict[str, Any]  # Keras tensors by name
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
