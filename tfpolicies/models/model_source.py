@@ -11,10 +11,9 @@ import gymnasium as gym
 import keras
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.architecture import Architecture, anonymous, fingerprint
+from tfpolicies.models.architecture import Architecture, anonymous, fingerprint, require_equal
 from tfpolicies.models.calling import all_layers, call_with_zeros
 from tfpolicies.models.catalog import QHeads, build_model, build_q_model, q_noise_size
-from tfpolicies.models.comparing import require_equal
 from tfpolicies.models.custom_model import (
     ModelRequirements,
     context_of,

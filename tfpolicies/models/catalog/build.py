@@ -8,9 +8,8 @@ import keras
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.encoders import Encoder
-from tfpolicies.models.catalog.heads import action_outputs, value_output
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.layers import Named
+from tfpolicies.models.catalog.layers import Named, action_outputs, value_output
 from tfpolicies.models.catalog.memory import memory_model, previous_inputs, sequence_inputs
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings, has_memory, model_settings

@@ -11,9 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog.heads import dense
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.layers import Named, Tensor
+from tfpolicies.models.catalog.layers import Named, Tensor, dense
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings, pair
 from tfpolicies.models.spaces import Leaf, Leaves

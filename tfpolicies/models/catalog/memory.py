@@ -10,7 +10,6 @@ import keras
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.attention import attention_core
 from tfpolicies.models.catalog.encoders import flattened
-from tfpolicies.models.catalog.heads import action_outputs, value_output
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import (
     PREV_ACTIONS,
@@ -20,7 +19,13 @@ from tfpolicies.models.catalog.inspection import (
     SEQ_LENS,
     STATE_IN,
 )
-from tfpolicies.models.catalog.layers import FoldTime, Named, UnfoldTime
+from tfpolicies.models.catalog.layers import (
+    FoldTime,
+    Named,
+    UnfoldTime,
+    action_outputs,
+    value_output,
+)
 from tfpolicies.models.catalog.recurrent import recurrent_core
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings
