@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tfpolicies.batch import layout as _layout
-from tfpolicies.batch.column_batch import ColumnBatch
-from tfpolicies.batch.joining import join_columns
+from tfpolicies.batch.column_batch import ColumnBatch, join_columns
 from tfpolicies.batch.layout import Layout
 from tfpolicies.batch.leaves import Leaf, map_leaves, spread_rows, take_rows
 from tfpolicies.batch.packing import pack_leaf, unpack_leaf

@@ -73,11 +73,7 @@ class ModeFinder:
         self._begins = True
 
     def find(
-        self,
-        rewards: np.ndarray,
-        ends: np.ndarray,
-        ended: np.ndarray | None,
-        infos: Infos,
+        self, rewards: np.ndarray, ends: np.ndarray, ended: np.ndarray | None, infos: Infos
     ) -> AutoresetMode | None:
         """Returns the mode, or None as long as no episode has shown it.
 

@@ -6,20 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
-from tfpolicies.envs.repairs import (
-    BREAKS,
-    Repairs,
-    WatchedCopies,
-    are_flags,
-    check_flag,
-    explain_seed,
-)
+from tfpolicies.envs.repairs import BREAKS, EnvCopies, Repairs, are_flags, check_flag, explain_seed
 from tfpolicies.errors import EnvError
 
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
-class MultiAgentEnvironments(WatchedCopies):
+class MultiAgentEnvironments(EnvCopies):
     """N copies of a multi-agent environment; each is stepped by the actions of its own agents.
 
     Args:

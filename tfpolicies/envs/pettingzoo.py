@@ -13,14 +13,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from tfpolicies.envs.multi_agent_env import (
-    ALL,
-    ByAgent,
-    Flags,
-    MultiAgentEnv,
-    MultiAgentStep,
-    Options,
-)
+from tfpolicies.envs.multi_agent_env import ALL, ByAgent, MultiAgentEnv, MultiAgentStep, Options
 from tfpolicies.errors import EnvError, near_matches
 
 PREFIXES = ("pettingzoo", "mpe2")
@@ -171,7 +164,7 @@ def _has_mask(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Dict) and set(space) == {_THEIRS, "action_mask"}
 
 
-def _with_all(terminateds: Flags, truncateds: Flags, over: bool) -> tuple[ByAgent, ByAgent]:
+def _with_all(terminateds: ByAgent, truncateds: ByAgent, over: bool) -> tuple[ByAgent, ByAgent]:
     """Returns the flags with "__all__": an episode is truncated if nobody ended it otherwise."""
     cut = over and any(truncateds.values()) and not any(terminateds.values())
     return {**terminateds, ALL: over and not cut}, {**truncateds, ALL: cut}

@@ -291,7 +291,7 @@ class Repairs:
         time.sleep(min(0.001 * 2**tries, _LONGEST_PAUSE))
 
 
-class WatchedCopies:
+class EnvCopies:
     """Copies of an environment, whose calls are watched, and which are made anew when they break.
 
     Attributes:

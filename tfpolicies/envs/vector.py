@@ -33,8 +33,8 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from tfpolicies.envs.autoreset import ModeFinder, final_observations, stated_mode
 from tfpolicies.envs.repairs import (
     BREAKS,
+    EnvCopies,
     Repairs,
-    WatchedCopies,
     are_flags,
     are_sound,
     as_flags,
@@ -294,7 +294,7 @@ class SeparateEnvironments(Environments):
         return np.array(ended), last
 
 
-class PlainEnvironments(WatchedCopies, SeparateEnvironments):
+class PlainEnvironments(EnvCopies, SeparateEnvironments):
     """Plain `gymnasium.Env` instances, stepped one after the other and reset at once when done.
 
     Args:

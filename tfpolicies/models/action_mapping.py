@@ -28,13 +28,7 @@ import tensorflow as tf
 from gymnasium import spaces
 from numpy.typing import ArrayLike, DTypeLike
 
-from tfpolicies.models.spaces import (
-    Leaf,
-    Leaves,
-    action_leaves,
-    half_width_and_middle,
-    is_float_box,
-)
+from tfpolicies.models.spaces import Leaf, action_leaves, half_width_and_middle, is_float_box
 
 
 def _cast(array: ArrayLike, dtype: DTypeLike) -> np.ndarray:
@@ -159,7 +153,7 @@ class ActionMapping:
         return np.zeros((), np.int64)
 
 
-def find_unscaled(leaves: Leaves, actions: Sequence[np.ndarray]) -> float | None:
+def find_unscaled(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> float | None:
     """Returns a number outside of [-1, 1] that `normalize_actions` would scale; None without."""
     for leaf, action in zip(leaves, actions, strict=True):
         if is_float_box(leaf.space):

@@ -10,19 +10,11 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import ObservationError
-from tfpolicies.models.spaces import (
-    Leaf,
-    Leaves,
-    batch_leaves,
-    cell_sizes,
-    flat_rows,
-    flat_size,
-    is_choice,
-)
+from tfpolicies.models.spaces import Leaf, batch_leaves, cell_sizes, flat_rows, flat_size, is_choice
 from tfpolicies.types import Structure
 
 
-def preprocess(space_leaves: Leaves, arrays: Sequence[np.ndarray]) -> np.ndarray:
+def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Returns leaves `[B, *leaf.shape]` as float32 rows `[B, F]`: choices one-hot, pixels to 255.
 
     Raises:
@@ -51,7 +43,7 @@ def preprocess(space_leaves: Leaves, arrays: Sequence[np.ndarray]) -> np.ndarray
     return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
-def preprocess_batch(space_leaves: Leaves, obs_batch: Structure) -> Any:
+def preprocess_batch(space_leaves: Sequence[Leaf], obs_batch: Structure) -> Any:
     """Returns a batch of observations as rows `[B, F]`; one that has this form as it is.
 
     A Box or MultiBinary that is not nested has no such form, and stays as it is.
@@ -66,12 +58,12 @@ def preprocess_batch(space_leaves: Leaves, obs_batch: Structure) -> Any:
     return preprocess(space_leaves, batch_leaves(space_leaves, obs_batch, "obs_batch"))
 
 
-def _has_rows(space_leaves: Leaves) -> bool:
+def _has_rows(space_leaves: Sequence[Leaf]) -> bool:
     return bool(space_leaves[0].path) or is_choice(space_leaves[0].space)
 
 
 def turned_back(
-    space_leaves: Leaves, obs_batch: Structure, error: ObservationError
+    space_leaves: Sequence[Leaf], obs_batch: Structure, error: ObservationError
 ) -> list[np.ndarray]:
     """Returns the leaves `[B, *leaf.shape]` of preprocessed observations.
 

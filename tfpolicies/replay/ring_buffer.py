@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.layout import INFOS, SEQ_LENS
+from tfpolicies.batch.leaves import leaves_of
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError, CheckpointError, ConfigError, UsageError
-from tfpolicies.replay.paths import leaves_of
 from tfpolicies.replay.room import Room
 from tfpolicies.replay.rows import Rows
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
