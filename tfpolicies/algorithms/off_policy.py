@@ -34,7 +34,7 @@ from tfpolicies.errors import (
     UsageError,
     near_matches,
 )
-from tfpolicies.models.catalog import extra_inputs, memory_of
+from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.models.model_source import ModelSource

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfpolicies.models.calling import call_model
-from tfpolicies.models.catalog import RememberingModel
+from tfpolicies.models.catalog.memory import RememberingModel
 from tfpolicies.types import TensorStructure
 
 

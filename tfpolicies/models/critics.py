@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, zeros
-from tfpolicies.models.catalog import ACTIONS, build_critic
+from tfpolicies.models.catalog.q_network import ACTIONS, build_critic
 from tfpolicies.models.custom_model import context_of, model_of, require_float32
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.model_source import ModelSource

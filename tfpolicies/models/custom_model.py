@@ -21,7 +21,9 @@ from tfpolicies.models.actor_critic import (
     value_of,
 )
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_with_zeros, zeros
-from tfpolicies.models.catalog import build_model, build_remembering, memory_of
+from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.catalog.inspection import memory_of
+from tfpolicies.models.catalog.memory import build_remembering
 from tfpolicies.models.distributions import (
     ActionDistribution,
     Categorical,

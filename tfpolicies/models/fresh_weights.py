@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfpolicies.models.catalog import initializer_of
+from tfpolicies.models.catalog.initializers import initializer_of
 
 
 def variable_keys(variables: Sequence[Any]) -> list[str]:

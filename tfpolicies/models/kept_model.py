@@ -9,7 +9,7 @@ import numpy as np
 
 from tfpolicies.models.actor_critic import ActorCritic, call_actor
 from tfpolicies.models.calling import call_model, structured, zeros
-from tfpolicies.models.catalog import NormalizedColumns
+from tfpolicies.models.catalog.initializers import NormalizedColumns
 from tfpolicies.models.filters import CLIP
 from tfpolicies.models.ports import OBS, SEQ_LENS, InputPorts
 from tfpolicies.models.running_filter import Scaling

@@ -13,7 +13,8 @@ import keras
 from tfpolicies.errors import ModelError
 from tfpolicies.models.architecture import Architecture, anonymous, fingerprint, require_equal
 from tfpolicies.models.calling import all_layers, call_with_zeros
-from tfpolicies.models.catalog import QHeads, build_model, build_q_model, q_noise_size
+from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.catalog.q_network import QHeads, build_q_model, q_noise_size
 from tfpolicies.models.custom_model import (
     ModelRequirements,
     context_of,
