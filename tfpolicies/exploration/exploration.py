@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -55,9 +55,11 @@ class Exploration(abc.ABC):
     Attributes:
         transform: the shared part.
         needs_complete_episodes: whether `batch_mode` must be "complete_episodes".
+        fixed_settings: keywords of the base's constructor that this class gives by itself.
     """
 
     needs_complete_episodes = False
+    fixed_settings: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform

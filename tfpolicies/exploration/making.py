@@ -93,7 +93,7 @@ def _settings_of(strategy: type[Exploration]) -> list[str]:
         names |= {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return list(names)
+    return [name for name in names if name not in strategy.fixed_settings]
 
 
 def _strategy(kind: str | type[Exploration]) -> type[Exploration]:

@@ -213,6 +213,8 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         ConfigError: if an argument is out of range, or the action space does not fit.
     """
 
+    fixed_settings = frozenset({"stddev"})
+
     def __init__(
         self,
         setting: Setting,
@@ -220,23 +222,11 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         ou_theta: float = 0.15,
         ou_sigma: float = 0.2,
         ou_base_scale: float = 0.1,
-        random_timesteps: int = 1000,
-        initial_scale: float = 1.0,
-        final_scale: float = 0.02,
-        scale_timesteps: int = 10_000,
-        scale_schedule: Schedule | None = None,
+        **settings: Any,
     ) -> None:
         require_numbers(0.0, 1.0, ou_theta=ou_theta)
         require_numbers(ou_sigma=ou_sigma, ou_base_scale=ou_base_scale)
-        super().__init__(
-            setting,
-            random_timesteps=random_timesteps,
-            stddev=ou_base_scale,
-            initial_scale=initial_scale,
-            final_scale=final_scale,
-            scale_timesteps=scale_timesteps,
-            scale_schedule=scale_schedule,
-        )
+        super().__init__(setting, stddev=ou_base_scale, **settings)
         self._theta, self.ou_sigma = float(ou_theta), float(ou_sigma)
         boxes = [leaf for leaf in setting.leaves if isinstance(leaf, Continuous)]
         self._width = np.concatenate([leaf.width for leaf in boxes])
