@@ -292,11 +292,7 @@ class ProcessEnvironments(Environments):
             self._on_made(RemoteEnvironment(self, i), i)
 
     def _send(
-        self,
-        processes: Sequence[ChildProcess],
-        requests: Sequence[bytes],
-        *,
-        is_limited: bool = False,
+        self, processes: list[ChildProcess], requests: list[bytes], *, is_limited: bool = False
     ) -> Iterator[ChildProcess]:
         """Sends each process a request; yields the processes as they have answered.
 
@@ -311,7 +307,7 @@ class ProcessEnvironments(Environments):
             arrays.since[process.number] = time.monotonic() if is_limited else math.inf
             arrays.index[process.number] = -1
             process.send(request)
-        return iterate_ready(list(processes), self._get_look_seconds(), self._look)
+        return iterate_ready(processes, self._get_look_seconds(), self._look)
 
     def _get_look_seconds(self) -> float:
         return _LOOK_SECONDS if self._limit is None else min(_LOOK_SECONDS, self._limit / 4)

@@ -51,6 +51,8 @@ from tfpolicies.types import Structure
 
 Broken: TypeAlias = dict[int, Exception]
 Infos: TypeAlias = Mapping[str, Any]
+VectorResult: TypeAlias = tuple[Structure, np.ndarray, np.ndarray, np.ndarray, Infos]
+"""What `VectorEnv.step` returns."""
 
 
 class Step(NamedTuple):
@@ -443,21 +445,15 @@ class VectorEnvironments(Environments):
     def step(self, actions: Structure) -> Step:
         actions = self._own_copy(actions)
         try:
-            return self._made_of(*self._step(actions))
+            return self._made_of(self._step(actions))
         except BREAKS as error:
             return all_anew(self.num_envs, self.repairs.broke(0, "step", error), self._renewed())
 
-    def _made_of(
-        self,
-        obs: Structure,
-        rewards: np.ndarray,
-        terminateds: np.ndarray,
-        truncateds: np.ndarray,
-        infos: Infos,
-    ) -> Step:
+    def _made_of(self, result: VectorResult) -> Step:
+        obs, rewards, terminateds, truncateds, infos = result
         stops, cuts = as_flags(terminateds), as_flags(truncateds)
         if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
-            self._explain(obs, rewards, terminateds, truncateds)
+            self._explain(result)
         if self.repairs.breaks:
             self.repairs.stepped()
         if self._finder is not None:
@@ -473,10 +469,9 @@ class VectorEnvironments(Environments):
                 obs, final = self._finish(obs, ended, infos)
         return Step(obs, rewards, stops, cuts, infos, dead, final)
 
-    def _explain(
-        self, obs: Structure, rewards: np.ndarray, terminateds: np.ndarray, truncateds: np.ndarray
-    ) -> NoReturn:
+    def _explain(self, result: VectorResult) -> NoReturn:
         """Raises an `EnvError` about the first environment whose answer is not sound."""
+        obs, rewards, terminateds, truncateds, _ = result
         for i in range(self.num_envs):
             row = _rows(self.observation_space, obs, i)
             check_observation(self.observation_space, row, f"observation of environment {i}")

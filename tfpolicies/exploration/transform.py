@@ -266,7 +266,7 @@ class Transform:
     def _mix(
         self,
         distribution: AnyDistribution,
-        actions: Sequence[tf.Tensor],
+        actions: list[tf.Tensor],
         explores: tf.Tensor,
         columns: tf.Tensor,
     ) -> list[tf.Tensor]:

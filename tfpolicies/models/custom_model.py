@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import keras
@@ -38,6 +38,8 @@ from tfpolicies.models.views import views_of
 from tfpolicies.models.warn_once import warn_once
 from tfpolicies.types import TensorStructure
 
+Factory: TypeAlias = Callable[..., keras.Model]
+
 
 def require_float32() -> None:
     """Checks that layers which say nothing else, as those of the catalog, compute in float32."""
@@ -49,9 +51,7 @@ def require_float32() -> None:
         )
 
 
-def context_of(
-    factory: Callable[..., Any], action_space: gym.Space, config: Settings
-) -> dict[str, Any]:
+def context_of(factory: Factory, action_space: gym.Space, config: Settings) -> dict[str, Any]:
     """Returns what a factory is given beside its own arguments, if it names it."""
     offered = {"action_space": action_space, "model_config": {**config, "custom_model": None}}
     try:
@@ -62,10 +62,7 @@ def context_of(
 
 
 def model_of(
-    factory: Callable[..., keras.Model],
-    space: gym.Space,
-    num_outputs: int,
-    arguments: Mapping[str, Any],
+    factory: Factory, space: gym.Space, num_outputs: int, arguments: Settings
 ) -> keras.Model:
     """Returns what a factory of models gives for a space and its own arguments.
 
@@ -87,7 +84,7 @@ def model_of(
     return model
 
 
-def _signature(factory: Callable[..., keras.Model]) -> inspect.Signature | None:
+def _signature(factory: Factory) -> inspect.Signature | None:
     """Returns what a factory of models takes, without `self`; None if Python cannot tell."""
     is_model_class = isinstance(factory, type) and issubclass(factory, keras.Model)
     try:
@@ -98,11 +95,11 @@ def _signature(factory: Callable[..., keras.Model]) -> inspect.Signature | None:
 
 
 def _require_call(
-    factory: Callable[..., keras.Model],
+    factory: Factory,
     signature: inspect.Signature,
     space: gym.Space,
     num_outputs: int,
-    arguments: Mapping[str, Any],
+    arguments: Settings,
 ) -> None:
     """Checks that a factory takes what it will be called with.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import gymnasium as gym
 import keras
@@ -16,6 +16,7 @@ from tfpolicies.models.calling import all_layers, call_with_zeros
 from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.catalog.q_network import QHeads, build_q_model, q_noise_size
 from tfpolicies.models.custom_model import (
+    Factory,
     ModelRequirements,
     context_of,
     model_of,
@@ -126,11 +127,7 @@ def q_model_source(observation_space: gym.Space, num_actions: int, static: Setti
 
 
 def _catalog_source(
-    build: Callable[..., keras.Model],
-    observation_space: gym.Space,
-    num_outputs: int,
-    config: Settings,
-    how: Mapping[str, Any],
+    build: Factory, observation_space: gym.Space, num_outputs: int, config: Settings, how: Settings
 ) -> ModelSource:
     """Returns the source of models that `build` makes of a complete `model` config."""
     require_float32()

@@ -43,18 +43,11 @@ class _WithoutLoop:
 
     unroll: bool
 
-    def inner_loop(
-        self,
-        sequences: Tensor,
-        initial_state: Sequence[Tensor],
-        mask: Tensor,
-        training: bool = False,
-    ) -> Any:
+    def inner_loop(self, sequences: Tensor, *args: Any, **kwargs: Any) -> Any:
         before = self.unroll
         self.unroll = before or sequences.shape[1] == 1
-        given = sequences, initial_state, mask
         try:
-            return super().inner_loop(*given, training=training)  # type: ignore[misc]
+            return super().inner_loop(sequences, *args, **kwargs)  # type: ignore[misc]
         finally:
             self.unroll = before
 
