@@ -122,7 +122,7 @@ def make_any_environments(
             EnvPool (`"envpool:Pong-v5"`, made with the context's settings),
             `"package.module:Class"`, an environment class, or a function. A registered creator is
             called with the context; for other classes and functions their signature decides
-            between the context and its settings as keywords (see `calling.called`). They may give a
+            between the context and its settings as keywords (see `called`). They may give a
             plain environment, a `MultiAgentEnv` or one of PettingZoo, and are then called once for
             each; or a vector environment (EnvPool included) or what is `SteppedTogether`, which
             are taken as they are and decide the number. An environment may be given itself where
@@ -441,6 +441,8 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
        annotated as a dict or context: it gets the whole.
     2. The keys are parameters, and none is missing: they are keywords.
     3. One parameter is required, and no key is a parameter: it gets the whole.
+
+    `export/player.py` stands alone and has a copy of this rule; a test holds the two together.
 
     Args:
         create: a class, or a function.
