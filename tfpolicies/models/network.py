@@ -145,9 +145,8 @@ class Network:
 
         Action masks are left out.
         """
-        return self._encode_obs(
-            [pick(obs, leaf.path) for leaf in self._leaves], self.filter_variables
-        )
+        leaves = [pick(obs, leaf.path) for leaf in self._leaves]
+        return self._encode_obs(leaves, self.filter_variables)
 
     def _encode_obs(self, obs: Tensors, filters: Tensors) -> dict[str, tf.Tensor]:
         """Returns what the model sees of an observation, by port name."""
