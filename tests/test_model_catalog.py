@@ -10,7 +10,9 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog import build_model, extra_inputs, initializer_of, memory_of
+from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.catalog.initializers import initializer_of
+from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.spaces import leaves, port_names
 from tfpolicies.program.runtimes.onnx import convert

@@ -8,9 +8,10 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog import build_model, extra_inputs, memory_of
 from tfpolicies.models.catalog.attention import GruGate
-from tfpolicies.models.network import FreshWeights
+from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
+from tfpolicies.models.fresh_weights import FreshWeights
 from tfpolicies.models.spaces import leaves
 from tfpolicies.program.runtimes.onnx import convert
 

@@ -9,7 +9,7 @@ from tiny import OBS, PLANE, assert_equal, batch_for, make
 
 from tfpolicies import PGTF2Policy
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.network import fingerprint
+from tfpolicies.models.architecture import fingerprint
 
 ZEROS = np.zeros((2, 3), np.float32)
 

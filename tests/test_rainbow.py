@@ -13,7 +13,7 @@ from tiny import OBS, TWO, assert_equal, make, rows_of, varied
 
 from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.catalog import NoisyDense
+from tfpolicies.models.catalog.layers import NoisyDense
 from tfpolicies.models.distributions import MASKED_LOGIT, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues
 from tfpolicies.models.q_learning import atom_errors, atom_targets, projected

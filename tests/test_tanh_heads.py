@@ -8,7 +8,8 @@ from gymnasium import spaces
 from tiny import make
 
 from tfpolicies import DDPGTF2Policy, PPOTF2Policy, SACTF2Policy, TD3TF2Policy
-from tfpolicies.models.tanh_heads import ends_in_tanh, warn_of_tanh
+from tfpolicies.models.tanh_heads import ends_in_tanh
+from tfpolicies.models.warn_once import warn_once
 
 OBS, TORQUE = spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-2.0, 2.0, (1,))
 
@@ -32,7 +33,7 @@ def linear(space, outputs):
 @pytest.mark.parametrize("actor", [functional, sequential])
 @pytest.mark.parametrize("policy_class", [SACTF2Policy, TD3TF2Policy, DDPGTF2Policy])
 def test_an_actor_that_ends_in_tanh_is_told_of_with_the_remedy(policy_class, actor, caplog):
-    warn_of_tanh.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         make(policy_class, OBS, TORQUE, model={"custom_model": actor})
     (line,) = [x for x in caplog.messages if "ends in tanh" in x]
@@ -45,7 +46,7 @@ def test_an_actor_that_ends_in_tanh_is_told_of_with_the_remedy(policy_class, act
     [(SACTF2Policy, linear), (TD3TF2Policy, linear), (PPOTF2Policy, functional)],
 )
 def test_an_actor_that_may_end_so_is_not(policy_class, actor, caplog):
-    warn_of_tanh.cache_clear()
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         make(policy_class, OBS, TORQUE, model={"custom_model": actor})
     assert not [x for x in caplog.messages if "tanh" in x]

@@ -61,7 +61,8 @@ from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues, DuelingValues
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.losses import huber, masked_mean
-from tfpolicies.models.network import ModelSource, NetworkInputs, q_model_source
+from tfpolicies.models.model_source import ModelSource, q_model_source
+from tfpolicies.models.network import NetworkInputs
 from tfpolicies.models.ports import NOISE
 from tfpolicies.models.q_learning import (
     atom_errors,

@@ -34,10 +34,10 @@ from tfpolicies.errors import (
     UsageError,
     near_matches,
 )
-from tfpolicies.models.catalog import extra_inputs, memory_of
+from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
-from tfpolicies.models.network import ModelSource
+from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.spaces import is_float_box
 from tfpolicies.models.views import acting_requirements
 from tfpolicies.policy.fragments import Fragments

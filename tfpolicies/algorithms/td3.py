@@ -54,7 +54,7 @@ from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import ACTIVATION, COUNTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
-from tfpolicies.models.network import ModelSource
+from tfpolicies.models.model_source import ModelSource
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.view import TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE

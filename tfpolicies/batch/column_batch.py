@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfpolicies.batch.layout import (
-    DONES,
-    SEQ_LENS,
-    TERMINATEDS,
-    TRUNCATEDS,
-    Layout,
-    as_columns,
-    batch_major,
-    checked_count,
-    cut_sequences,
-    map_columns,
-    row_positions,
-    slice_sequences,
-)
-from tfpolicies.batch.leaves import iterate_leaves
+from tfpolicies.batch import layout as _layout
+from tfpolicies.batch.layout import SEQ_LENS, TERMINATEDS, TRUNCATEDS, Layout, by_axis, map_columns
+from tfpolicies.batch.leaves import Column, Leaf, concatenate_columns, iterate_leaves
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
+from tfpolicies.types import Scalar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +34,7 @@ class ColumnBatch(dict):
         _zero_padded: bool | None = None,
         _is_training: bool | None = None,
         _num_grad_updates: float | None = None,
-        **columns: Any,
+        **columns: Column,
     ) -> None:
         raw = dict(*args, **columns)
         source = args[0] if args and isinstance(args[0], ColumnBatch) else None
@@ -66,7 +55,7 @@ class ColumnBatch(dict):
         self.deleted_keys: set[str] = set()
         self.get_interceptor: Callable[[Any], Any] | None = None
         self._intercepted: dict[str, Any] = {}
-        self._store_columns(as_columns(raw), layout)
+        self._store_columns(_layout.as_columns(raw), layout)
 
     def _store_columns(self, columns: dict[str, Any], layout: Layout) -> None:
         """Replaces all columns and their layout at once, after checking that they fit together.
@@ -76,7 +65,7 @@ class ColumnBatch(dict):
         Raises:
             BatchError: if the columns' lengths differ; nothing is changed then.
         """
-        self._count = checked_count(columns, layout)
+        self._count = _layout.checked_count(columns, layout)
         self.layout = layout
         self._intercepted.clear()
         super().clear()
@@ -124,7 +113,7 @@ class ColumnBatch(dict):
 
     # -- the dict --------------------------------------------------------------------------------
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str | slice) -> Any:
         if isinstance(key, slice):
             return self._sliced(key)
         if not isinstance(key, str):
@@ -132,7 +121,7 @@ class ColumnBatch(dict):
                 f"A batch is indexed by a column's name or a slice, but got {key!r} of type "
                 f"{type(key).__name__}. Iterate over `batch.rows()` for single rows."
             )
-        if key == DONES:
+        if key == _layout.DONES:
             return self._dones()
         if key == "is_training":
             return self.is_training
@@ -150,22 +139,22 @@ class ColumnBatch(dict):
         parts = [self[name] for name in (TERMINATEDS, TRUNCATEDS) if name in self]
         if not parts:
             raise MissingColumnError(
-                f"{DONES!r} is {TERMINATEDS!r} or {TRUNCATEDS!r}, but the batch has neither; it "
-                f"has {list(self)}."
+                f"'dones' is {TERMINATEDS!r} or {TRUNCATEDS!r}, but the batch has neither; it has "
+                f"{list(self)}."
             )
         if len(parts) == 2 and isinstance(parts[0], np.ndarray):
             return np.logical_or(*parts)
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]  # tensors
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: Column) -> None:
         if key == "is_training":
             self.set_training(value)
             return
-        new = as_columns({key: value})
+        new = _layout.as_columns({key: value})
         if not new:  # `seq_lens` that name no sequence
             self.pop(key, None)
             return
-        self._count = checked_count({**self, **new}, self.layout)
+        self._count = _layout.checked_count({**self, **new}, self.layout)
         if key not in self:
             self.added_keys.add(key)
         super().__setitem__(key, new[key])
@@ -179,20 +168,20 @@ class ColumnBatch(dict):
         if key == SEQ_LENS:
             layout = Layout(time_major=layout.time_major)
         rest = {name: column for name, column in self.items() if name != key}
-        self._count = checked_count(rest, layout)
+        self._count = _layout.checked_count(rest, layout)
         self.layout = layout
         super().__delitem__(key)
         self._intercepted.pop(key, None)
         self.deleted_keys.add(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Returns `self[key]`, or `default` if there is no such column."""
         try:
             return self[key]
         except MissingColumnError:
             return default
 
-    def update(self, *args: Any, **columns: Any) -> None:
+    def update(self, *args: Any, **columns: Column) -> None:
         """Sets many columns at once; if it sets all of them, their common length may change.
 
         The three sets of recorded keys are left alone.
@@ -200,19 +189,19 @@ class ColumnBatch(dict):
         Raises:
             BatchError: if the columns do not fit together; the batch is unchanged then.
         """
-        self._store_columns({**self, **as_columns(dict(*args, **columns))}, self.layout)
+        self._store_columns({**self, **_layout.as_columns(dict(*args, **columns))}, self.layout)
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
         self.update(other)
         return self
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         """Returns `self[key]`, after setting it to `default` if there is no such column."""
         if key not in self:
             self[key] = default
         return self[key]
 
-    def pop(self, key: str, *default: Any) -> Any:
+    def pop(self, key: str, *default: object) -> Any:
         """Deletes a column and returns it; returns `default`, if given, where there is none."""
         if key not in self and default:
             return default[0]
@@ -256,7 +245,9 @@ class ColumnBatch(dict):
         width = len(lengths) if lengths is not None else (0 if leaf is None else leaf.shape[1])
         first, last, step = chosen.indices(width)
         _require_step_1(step, chosen)
-        return self._derived(slice_sequences(dict(self), self.layout, first, max(first, last)))
+        return self._derived(
+            _layout.slice_sequences(dict(self), self.layout, first, max(first, last))
+        )
 
     def slice(
         self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
@@ -297,7 +288,7 @@ class ColumnBatch(dict):
                 "Use `batch[start:end]`, which keeps sequences whole."
             )
         states = None if state_start is None else slice(state_start, state_end)
-        return self._derived(cut_sequences(dict(self), start, end, states))
+        return self._derived(_layout.cut_sequences(dict(self), start, end, states))
 
     def enable_slicing_by_batch_id(self) -> None:
         """Lets `batch[i:j]` choose sequences instead of rows."""
@@ -313,12 +304,12 @@ class ColumnBatch(dict):
         In a batch with sequences `seq_lens` is 1, and `state_in_*` is the state at the beginning
         of the row's sequence.
         """
-        columns = map_columns(batch_major, _same, self) if self.time_major else dict(self)
+        columns = map_columns(_layout.batch_major, _same, self) if self.time_major else dict(self)
         lengths = columns.get(SEQ_LENS)
         if lengths is None:
             positions = owners = np.arange(self.count)
         else:
-            positions = row_positions(lengths, self.layout)
+            positions = _layout.row_positions(lengths, self.layout)
             owners = np.repeat(np.arange(len(lengths)), lengths)
         fixed = {} if lengths is None else {SEQ_LENS: 1}
         for position, owner in zip(positions, owners, strict=True):
@@ -385,7 +376,7 @@ class ColumnBatch(dict):
             self._intercepted["is_training"] = self.get_interceptor(self.raw_is_training)
         return self._intercepted["is_training"]
 
-    def set_training(self, training: Any = True) -> None:
+    def set_training(self, training: Column = True) -> None:
         """Sets `is_training`."""
         self.raw_is_training = training
         self._intercepted.pop("is_training", None)
@@ -398,7 +389,7 @@ def _restore(cls: type[Any], columns: dict[str, Any], state: dict[str, Any]) -> 
     return batch
 
 
-def _first(value: Any, otherwise: Any) -> Any:
+def _first(value: Scalar | None, otherwise: Scalar | None) -> Any:
     return otherwise if value is None else value
 
 
@@ -409,9 +400,63 @@ def _require_step_1(step: int, chosen: slice) -> None:
         )
 
 
-def _same(leaf: Any) -> Any:
+def _same(leaf: Leaf) -> Any:
     return leaf
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: Leaf) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray | list) else leaf
+
+
+def join_columns(batches: Sequence[ColumnBatch]) -> tuple[dict[str, Any], Layout]:
+    """Returns the joined columns of at least one batch, none of them empty, and their layout.
+
+    Raises:
+        BatchError: if the batches differ in columns, shapes or layout. A missing column is a
+            MissingColumnError.
+    """
+    layout = _common_layout(batches)
+    for number, batch in enumerate(batches):
+        _require_same_columns(batches[0], batch, number)
+    columns = {
+        name: concatenate_columns(
+            name,
+            [dict.get(batch, name) for batch in batches],
+            axis=1 if layout.time_major and not per_sequence else 0,
+        )
+        for name, _, per_sequence in by_axis(batches[0])
+    }
+    return columns, layout
+
+
+def _common_layout(batches: Sequence[ColumnBatch]) -> Layout:
+    first = batches[0].layout
+    for name in ("time_major", "zero_padded"):
+        values = [getattr(batch, name) for batch in batches]
+        if len(set(values)) > 1:
+            raise BatchError(
+                f"Batches to be joined must have the same `{name}`, but theirs are {values}. "
+                "Join them before they are padded or transposed."
+            )
+    lengths = [batch.max_seq_len for batch in batches]
+    some_have_none = None in lengths and set(lengths) != {None}
+    if some_have_none or (first.is_rectangular and len(set(lengths)) > 1):
+        raise BatchError(
+            "Batches to be joined must all have sequences or none, padded ones of one length, but "
+            f"their `max_seq_len` are {lengths}. Join them before they are padded."
+        )
+    return first._replace(max_seq_len=lengths[0] if first.is_rectangular else None)
+
+
+def _require_same_columns(first: ColumnBatch, batch: ColumnBatch, number: int) -> None:
+    missing, extra = sorted(first.keys() - batch.keys()), sorted(batch.keys() - first.keys())
+    if missing:
+        raise MissingColumnError(
+            f"Batches to be joined must have the same columns, but batch {number} lacks {missing}, "
+            "which batch 0 has. Add them, or delete them from all batches."
+        )
+    if extra:
+        raise BatchError(
+            f"Batches to be joined must have the same columns, but batch {number} has {extra}, "
+            "which batch 0 lacks. Delete them, or add them to all batches."
+        )

@@ -6,12 +6,16 @@ Plain functions over dicts of columns; the classes that own such dicts are in `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfpolicies.batch.leaves import (
+    Column,
+    Columns,
+    Leaf,
+    LeafFunction,
     as_leaf,
     count_rows,
     is_number,
@@ -51,7 +55,7 @@ class Layout(NamedTuple):
         return {f"_{name}": value for name, value in self._asdict().items()}
 
 
-def as_columns(raw: Mapping[str, Any]) -> dict[str, Any]:
+def as_columns(raw: Columns) -> dict[str, Any]:
     """Returns `raw` with numbers and lists made arrays; arrays and tensors are not copied.
 
     `infos` stays a list. `seq_lens` becomes int32 [num_seqs], also of [num_seqs, 1]; one that names
@@ -84,7 +88,7 @@ def as_columns(raw: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _as_column(name: str, value: Any) -> Any:
+def _as_column(name: str, value: Column | None) -> Any:
     if name == INFOS and isinstance(value, list):
         return value
     if value is None:
@@ -94,7 +98,7 @@ def _as_column(name: str, value: Any) -> Any:
     return map_leaves(as_leaf, value)
 
 
-def _as_seq_lens(value: Any) -> Any:
+def _as_seq_lens(value: Column | None) -> Any:
     if hasattr(value, "shape") and not isinstance(value, np.ndarray):
         return value  # a tensor
     lengths = np.asarray([] if value is None else value)
@@ -109,7 +113,7 @@ def _as_seq_lens(value: Any) -> Any:
     return lengths.astype(np.int32, copy=False)
 
 
-def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
+def checked_count(columns: Columns, layout: Layout) -> int | None:
     """Returns the number of rows, padding apart; None where a trace does not know it.
 
     Infos and memories alone are no rows, and a number belongs to all of them.
@@ -144,7 +148,7 @@ def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
     return expected if has_rows else 0
 
 
-def _rows_of_arrays(columns: Mapping[str, Any], layout: Layout) -> int | None:
+def _rows_of_arrays(columns: Columns, layout: Layout) -> int | None:
     """Returns the length of arrays that are rows; None where that is not all there is to see.
 
     Most batches are such: they cost a fraction of a closer look.
@@ -157,11 +161,10 @@ def _rows_of_arrays(columns: Mapping[str, Any], layout: Layout) -> int | None:
     }
     if len(found) != 1 or all(map(_counting_order, columns)):
         return None
-    rows: int | None = found.pop()
-    return rows
+    return found.pop()
 
 
-def _arrays(column: Any) -> list[Any]:
+def _arrays(column: Column) -> list[Any]:
     """Returns the leaves of a column that have rows."""
     return [leaf for leaf in iterate_leaves(column) if not is_number(leaf)]
 
@@ -185,7 +188,7 @@ def _stored_rows(lengths: np.ndarray, layout: Layout) -> int:
     return len(lengths) * width
 
 
-def _states_fit(columns: Mapping[str, Any], name: str) -> bool:
+def _states_fit(columns: Columns, name: str) -> bool:
     """Whether the column holds one state per sequence (the other choice is one per row)."""
     lengths = columns.get(SEQ_LENS)
     if lengths is None or not isinstance(lengths, np.ndarray):
@@ -193,7 +196,7 @@ def _states_fit(columns: Mapping[str, Any], name: str) -> bool:
     return all(count_rows(leaf) in (None, len(lengths)) for leaf in iterate_leaves(columns[name]))
 
 
-def _leaf_rows(name: str, leaf: Any, layout: Layout) -> int | None:
+def _leaf_rows(name: str, leaf: np.ndarray, layout: Layout) -> int | None:
     rows = count_rows(leaf)
     if not layout.time_major or rows is None:
         return rows
@@ -205,7 +208,7 @@ def _leaf_rows(name: str, leaf: Any, layout: Layout) -> int | None:
     return None if leaf.shape[1] is None else rows * leaf.shape[1]
 
 
-def by_axis(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+def by_axis(columns: Columns) -> Iterator[tuple[str, Any, bool]]:
     """Yields each column's name, value and whether it has one entry per sequence, not per row."""
     columns = dict(columns)  # reading a batch itself would be recorded and intercepted
     for name, column in columns.items():
@@ -216,14 +219,14 @@ def by_axis(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
 
 
 def map_columns(
-    on_rows: Callable[[Any], Any], on_sequences: Callable[[Any], Any], columns: Mapping[str, Any]
+    on_rows: LeafFunction, on_sequences: LeafFunction, columns: Columns
 ) -> dict[str, Any]:
     """Applies one function to the leaves with an entry per row, another to those per sequence.
 
     Single numbers stay as they are.
     """
 
-    def of_all(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def of_all(function: LeafFunction) -> LeafFunction:
         return lambda leaf: leaf if is_number(leaf) else function(leaf)
 
     return {
@@ -239,15 +242,13 @@ def row_positions(lengths: np.ndarray, layout: Layout) -> np.ndarray:
     return padded_positions(lengths, layout.width(lengths))
 
 
-def batch_major(leaf: Any) -> Any:
+def batch_major(leaf: Leaf) -> Any:
     """Returns a leaf [T, B, ...] as [B * T, ...]."""
     array = np.asarray(leaf)
     return np.swapaxes(array, 0, 1).reshape(-1, *array.shape[2:])
 
 
-def slice_sequences(
-    columns: Mapping[str, Any], layout: Layout, first: int, last: int
-) -> dict[str, Any]:
+def slice_sequences(columns: Columns, layout: Layout, first: int, last: int) -> dict[str, Any]:
     """Returns views of the whole sequences `first` to `last - 1`."""
     if layout.time_major:
         return map_columns(lambda leaf: leaf[:, first:last], lambda leaf: leaf[first:last], columns)
@@ -260,9 +261,7 @@ def slice_sequences(
     return map_columns(lambda leaf: leaf[start:stop], lambda leaf: leaf[first:last], columns)
 
 
-def cut_sequences(
-    columns: Mapping[str, Any], start: int, stop: int, states: slice | None
-) -> dict[str, Any]:
+def cut_sequences(columns: Columns, start: int, stop: int, states: slice | None) -> dict[str, Any]:
     """Returns rows `start` to `stop - 1` of an unpadded batch, cutting its sequences.
 
     A negative `start` puts that many rows of zeros (None in lists) in front. `states` chooses the
@@ -298,7 +297,7 @@ def cut_sequences(
     return cut
 
 
-def _padded_left(leaf: Any, padding: int) -> Any:
+def _padded_left(leaf: np.ndarray | list[Any], padding: int) -> Any:
     if not padding:
         return leaf
     if isinstance(leaf, list):

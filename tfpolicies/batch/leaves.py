@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 
 from tfpolicies.batch.packing import PackedColumn
 from tfpolicies.errors import BatchError
+from tfpolicies.types import Structure
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Leaf: TypeAlias = Union[np.ndarray, list[Any], PackedColumn, "tf.Tensor"]
+Column: TypeAlias = Leaf | dict[str, "Column"] | tuple["Column", ...]
+Columns: TypeAlias = Mapping[str, Any]
+"""Columns by name."""
+LeafFunction: TypeAlias = Callable[[Any], Any]
 
 
-def map_leaves(function: Callable[[Any], Any], column: Any) -> Any:
+def map_leaves(function: LeafFunction, column: Column) -> Any:
     """Returns `column` with `function` applied to each leaf.
 
     >>> map_leaves(len, {"a": [1, 2], "b": ([3], [])})
@@ -30,7 +40,7 @@ def map_leaves(function: Callable[[Any], Any], column: Any) -> Any:
     return function(column)
 
 
-def unbatched(column: Any) -> list[Any]:
+def unbatched(column: Column) -> list[Any]:
     """Returns the rows of a column, each nested alike.
 
     >>> unbatched({"a": np.array([1, 2])})
@@ -40,7 +50,7 @@ def unbatched(column: Any) -> list[Any]:
     return [map_leaves(itemgetter(i), column) for i in range(rows)]
 
 
-def with_batch_axis(value: Any) -> Any:
+def with_batch_axis(value: Structure) -> Any:
     """Returns one observation or action as a batch of one row, whatever its nesting.
 
     >>> with_batch_axis({"a": 3})
@@ -53,7 +63,7 @@ def with_batch_axis(value: Any) -> Any:
     return np.asarray(value)[None]
 
 
-def first_row(value: Any) -> Any:
+def first_row(value: Structure) -> Any:
     """Returns the first row of a batch, whatever its nesting.
 
     >>> first_row(([7, 8], {"a": [9, 10]}))
@@ -62,7 +72,7 @@ def first_row(value: Any) -> Any:
     return map_leaves(itemgetter(0), value)
 
 
-def iterate_leaves(column: Any) -> Iterator[Any]:
+def iterate_leaves(column: Column) -> Iterator[Any]:
     """Yields the leaves of `column` in their order."""
     if isinstance(column, dict):
         column = tuple(column.values())
@@ -89,7 +99,7 @@ def as_leaf(value: Any) -> Any:
         return rows
 
 
-def is_number(leaf: Any) -> bool:
+def is_number(leaf: Leaf) -> bool:
     """Whether a leaf is a single number, which belongs to a whole batch and not to a row.
 
     >>> is_number(np.asarray(3)), is_number(np.zeros(1)), is_number([])
@@ -98,7 +108,7 @@ def is_number(leaf: Any) -> bool:
     return getattr(leaf, "shape", None) == ()
 
 
-def count_rows(leaf: Any) -> int | None:
+def count_rows(leaf: Leaf) -> int | None:
     """Returns the length of the leaf's first axis: 0 for a scalar, None if unknown in a trace."""
     shape = getattr(leaf, "shape", None)
     if shape is None:
@@ -106,7 +116,7 @@ def count_rows(leaf: Any) -> int | None:
     return shape[0] if len(shape) else 0
 
 
-def take_rows(leaf: Any, indices: np.ndarray) -> Any:
+def take_rows(leaf: Leaf, indices: np.ndarray) -> Any:
     """Returns the rows of `leaf` at `indices` [K] as a new array or list."""
     if is_number(leaf):
         return leaf
@@ -115,7 +125,7 @@ def take_rows(leaf: Any, indices: np.ndarray) -> Any:
     return leaf[indices] if isinstance(leaf, PackedColumn) else np.asarray(leaf)[indices]
 
 
-def spread_rows(leaf: Any, positions: np.ndarray, total: int) -> Any:
+def spread_rows(leaf: Leaf, positions: np.ndarray, total: int) -> Any:
     """Returns `total` rows, row k of `leaf` standing at `positions[k]` and padding elsewhere.
 
     The padding is zero, or None in lists and in columns of objects or text.
@@ -191,7 +201,22 @@ def concatenate_columns(name: str, columns: Sequence[Any], axis: int = 0) -> Any
         ) from error
 
 
-def _structure(column: Any) -> list[Any]:
+def _structure(column: Column) -> list[Any]:
     if isinstance(column, dict):
         return list(column)
     return list(range(len(column))) if isinstance(column, tuple) else ["array"]
+
+
+def leaves_of(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields each leaf with a path that tells dicts (`obs/a`) from tuples (`obs/[0]`).
+
+    >>> dict(leaves_of({"obs": {"a": 1}, "actions": (2, 3)}))
+    {'obs/a': 1, 'actions/[0]': 2, 'actions/[1]': 3}
+    """
+    for name, column in columns.items():
+        if isinstance(column, dict):
+            yield from leaves_of({f"{name}/{key}": part for key, part in column.items()})
+        elif isinstance(column, tuple):
+            yield from leaves_of({f"{name}/[{i}]": part for i, part in enumerate(column)})
+        else:
+            yield name, column

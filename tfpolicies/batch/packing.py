@@ -91,7 +91,7 @@ def unpack(text: str) -> np.ndarray:
         ) from error
 
 
-def pack_leaf(leaf: Any, bulk: bool) -> Any:
+def pack_leaf(leaf: np.ndarray | list[Any] | PackedColumn, bulk: bool) -> Any:
     """Packs the rows of a leaf one by one, or all in one if `bulk`; never packs twice."""
     if isinstance(leaf, PackedColumn) or len(leaf) == 0 or _has_packed_rows(leaf):
         return leaf
@@ -103,7 +103,7 @@ def pack_leaf(leaf: Any, bulk: bool) -> Any:
     return packed
 
 
-def unpack_leaf(leaf: Any) -> Any:
+def unpack_leaf(leaf: np.ndarray | list[Any] | PackedColumn) -> Any:
     """Undoes `pack_leaf`; a leaf that is not packed is returned as it is."""
     if isinstance(leaf, PackedColumn):
         return unpack(leaf.text)
@@ -112,7 +112,7 @@ def unpack_leaf(leaf: Any) -> Any:
     return leaf
 
 
-def _has_packed_rows(leaf: Any) -> bool:
+def _has_packed_rows(leaf: np.ndarray | list[Any] | PackedColumn) -> bool:
     is_object_array = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
     first = leaf[0] if is_object_array and len(leaf) else None
     return isinstance(first, str) and first.startswith(f"{_MARK};")

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from tfpolicies.batch.leaves import map_leaves, take_rows
 from tfpolicies.batch.sample_batch import SampleBatch
@@ -35,8 +36,8 @@ def compute_advantages(
     lambda_: float = 1.0,
     use_gae: bool = True,
     use_critic: bool = True,
-    rewards: Any = None,
-    vf_preds: Any = None,
+    rewards: ArrayLike | None = None,
+    vf_preds: ArrayLike | None = None,
 ) -> SampleBatch:
     """Adds the columns `advantages` and `value_targets`, float32 [rows], to one trajectory.
 
@@ -88,7 +89,7 @@ def compute_advantages(
     return rollout
 
 
-def discount_cumsum(x: Any, gamma: float) -> np.ndarray:
+def discount_cumsum(x: ArrayLike, gamma: float) -> np.ndarray:
     """Returns y [T] with y[t] = x[t] + gamma * y[t + 1].
 
     Float32 stays float32 (the sums are in double precision); other types become float64.
@@ -317,11 +318,11 @@ def _add_later_rows(rows: np.ndarray, decays: np.ndarray) -> None:
         now += scratch
 
 
-def _time_major(array: Any, dtype: Any = np.float32) -> np.ndarray:
+def _time_major(array: ArrayLike, dtype: DTypeLike = np.float32) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(array).T, dtype=dtype)
 
 
-def _as_vector(name: str, column: Any, rollout: SampleBatch) -> np.ndarray:
+def _as_vector(name: str, column: ArrayLike | None, rollout: SampleBatch) -> np.ndarray:
     """Returns a column, or what is given for it, as one number per row."""
     vector = np.asarray(rollout[name] if column is None else column, dtype=np.float64)
     if vector.shape != (rollout.count,):
@@ -352,7 +353,7 @@ def _require_steps(name: str, number: int) -> None:
         raise UsageError(f"`{name}` must be at least 1, but got {number}.")
 
 
-def _require_one_shape(**arrays: Any) -> None:
+def _require_one_shape(**arrays: ArrayLike) -> None:
     shapes = {name: np.shape(array) for name, array in arrays.items()}
     if len(set(shapes.values())) > 1 or len(next(iter(shapes.values()))) != 2:
         raise BatchError(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from tfpolicies.batch import layout as _layout
-from tfpolicies.batch.column_batch import ColumnBatch
-from tfpolicies.batch.joining import join_columns
+from tfpolicies.batch.column_batch import ColumnBatch, join_columns
 from tfpolicies.batch.layout import Layout
-from tfpolicies.batch.leaves import map_leaves, spread_rows, take_rows
+from tfpolicies.batch.leaves import Leaf, map_leaves, spread_rows, take_rows
 from tfpolicies.batch.packing import pack_leaf, unpack_leaf
 from tfpolicies.errors import (
     BatchError,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY_ID = "default_policy"
 
+Batch: TypeAlias = "SampleBatch | MultiAgentBatch"
 _OBSERVATIONS = frozenset({"obs", "new_obs"})
 
 
@@ -273,7 +273,7 @@ class SampleBatch(ColumnBatch, Extensible):
         positions = _layout.row_positions(lengths, target)
         total = len(lengths) * (target.max_seq_len or 0)
 
-        def pad(leaf: Any) -> Any:
+        def pad(leaf: Leaf) -> Any:
             return spread_rows(leaf, positions, total)
 
         padded = dict(self)
@@ -303,7 +303,7 @@ class SampleBatch(ColumnBatch, Extensible):
         self._replace(columns, unpack_leaf)
         return self
 
-    def _replace(self, names: Collection[str], function: Any) -> None:
+    def _replace(self, names: Collection[str], function: Callable[[Any], Any]) -> None:
         old = {name: self._raw(name) for name in names if name in self}
         new = {name: map_leaves(function, column) for name, column in old.items()}
         if any(new[name] is not column for name, column in old.items()):
@@ -354,9 +354,7 @@ class MultiAgentBatch:
         self.count = int(env_steps)
 
     @staticmethod
-    def wrap_as_needed(
-        policy_batches: Mapping[str, SampleBatch], env_steps: int
-    ) -> SampleBatch | MultiAgentBatch:
+    def wrap_as_needed(policy_batches: Mapping[str, SampleBatch], env_steps: int) -> Batch:
         """Returns the default policy's batch if it is the only one, otherwise all of them."""
         if list(policy_batches) == [DEFAULT_POLICY_ID]:
             return policy_batches[DEFAULT_POLICY_ID]
@@ -509,9 +507,7 @@ def _with_unroll_id(batch: SampleBatch, number: int) -> SampleBatch:
     return batch
 
 
-def concat_samples(
-    samples: Iterable[SampleBatch | MultiAgentBatch],
-) -> SampleBatch | MultiAgentBatch:
+def concat_samples(samples: Iterable[Batch]) -> Batch:
     """Joins batches into one, in their order.
 
     If there is a MultiAgentBatch among them, the result is one too, and SampleBatches go under the
@@ -531,9 +527,7 @@ def concat_samples(
     return _concat_sample_batches(_require_batches(batches))
 
 
-def concat_samples_into_ma_batch(
-    samples: Iterable[SampleBatch | MultiAgentBatch],
-) -> MultiAgentBatch:
+def concat_samples_into_ma_batch(samples: Iterable[Batch]) -> MultiAgentBatch:
     """Joins batches into one MultiAgentBatch, each policy's rows by themselves.
 
     Raises:
@@ -551,7 +545,7 @@ def concat_samples_into_ma_batch(
     return MultiAgentBatch(joined, env_steps)
 
 
-def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
+def convert_ma_batch_to_sample_batch(batch: Batch) -> SampleBatch:
     """Returns the default policy's batch of a MultiAgentBatch that has no other.
 
     Raises:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfpolicies.batch.layout import INFOS, SEQ_LENS, STATE_IN, Layout
 from tfpolicies.batch.leaves import (
@@ -34,12 +35,12 @@ def chop_into_sequences(
     feature_columns: Sequence[Any],
     state_columns: Sequence[Any],
     max_seq_len: int,
-    episode_ids: Any = None,
-    unroll_ids: Any = None,
-    agent_indices: Any = None,
+    episode_ids: ArrayLike | None = None,
+    unroll_ids: ArrayLike | None = None,
+    agent_indices: ArrayLike | None = None,
     dynamic_max: bool = True,
     shuffle: bool = False,
-    seq_lens: Any = None,
+    seq_lens: ArrayLike | None = None,
     states_already_reduced_to_init: bool = False,
     padding: str = "zero",
     rng: np.random.Generator | None = None,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from tfpolicies.batch.leaves import iterate_leaves, map_leaves
+from tfpolicies.batch.leaves import Columns, iterate_leaves, map_leaves
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import MissingColumnError
 
+Requirements: TypeAlias = Mapping[str, ViewRequirement]
 _REACHED = {"obs": "new_obs"}
 """By column, the one that has its value one step behind each row."""
 
@@ -32,7 +33,7 @@ class Past:
     known: np.ndarray
     leaves: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
-    def of(self, rows: Any) -> Past:
+    def of(self, rows: np.ndarray | slice | Sequence[int]) -> Past:
         """Returns what there is of some of the trajectories, int `[K]`."""
         leaves = {name: [x[rows] for x in parts] for name, parts in self.leaves.items()}
         return Past(self.known[rows], leaves)
@@ -57,9 +58,7 @@ class Trajectories:
         self._number = np.repeat(np.arange(len(stops)), lengths)  # of each row's trajectory
         self._past = past or Past(np.zeros(len(stops), np.int64))
 
-    def views(
-        self, columns: Mapping[str, Any], requirements: Mapping[str, ViewRequirement]
-    ) -> dict[str, Any]:
+    def views(self, columns: Columns, requirements: Requirements) -> dict[str, Any]:
         """Returns the columns that are required, by name.
 
         One shift gives values `[R, *shape]`, several give windows `[R, shifts, *shape]`. A column
@@ -85,7 +84,7 @@ class Trajectories:
                 )
         return found
 
-    def _view(self, columns: Mapping[str, Any], source: str, view: ViewRequirement) -> Any:
+    def _view(self, columns: Columns, source: str, view: ViewRequirement) -> Any:
         rows = np.arange(len(self._number))
         if view.index is None:
             at = rows[:, None] + view.shift_arr
@@ -100,7 +99,7 @@ class Trajectories:
 
     def _gathered(
         self,
-        columns: Mapping[str, Any],
+        columns: Columns,
         source: str,
         number: np.ndarray,
         at: np.ndarray,
@@ -136,7 +135,7 @@ class Trajectories:
             # Taking rows by number from one array is several times faster than by two indices.
             yield np.concatenate(pieces, dtype=leaf.dtype).take(where, axis=0)
 
-    def tails(self, columns: Mapping[str, Any], sources: Sequence[str], steps: int) -> Past:
+    def tails(self, columns: Columns, sources: Sequence[str], steps: int) -> Past:
         """Returns the last `steps` rows of each trajectory, those before it included."""
         at = self.lasts[:, None] + np.arange(1 - steps, 1)
         number = np.arange(len(self.lasts))
@@ -145,7 +144,7 @@ class Trajectories:
         return Past(np.minimum(self._past.known + lengths, steps), leaves)
 
 
-def steps_back(requirements: Mapping[str, ViewRequirement]) -> dict[str, int]:
+def steps_back(requirements: Requirements) -> dict[str, int]:
     """Returns how many rows before the present one are looked back on, by collected column.
 
     >>> steps_back({"old": ViewRequirement("obs", shift="-3:1"), "r": ViewRequirement("rewards")})

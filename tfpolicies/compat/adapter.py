@@ -20,8 +20,8 @@ from tfpolicies.compat.preprocessors import preprocessed_space
 from tfpolicies.compat.tf_model import InputDict, TFModelV2, parts_of
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import call_with_zeros, zeros
+from tfpolicies.models.custom_model import ports_of
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.network import ports_of
 from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.settings import has_memory

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.compat.tf_model import RecurrentNetwork
-from tfpolicies.models.catalog import memory_of
 from tfpolicies.models.catalog.attention import attention_core
-from tfpolicies.models.catalog.heads import action_outputs, value_output
 from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.inspection import memory_of
+from tfpolicies.models.catalog.layers import action_outputs, value_output
 from tfpolicies.models.settings import model_settings
 
 Memory = Sequence[np.ndarray]

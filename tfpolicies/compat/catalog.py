@@ -15,11 +15,11 @@ from tfpolicies.compat.tf_action_dist import class_for
 from tfpolicies.compat.tf_model import FullyConnectedNetwork, TFModelV2, VisionNetwork
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.catalog import NormalizedColumns
 from tfpolicies.models.catalog.encoders import is_convolved
+from tfpolicies.models.catalog.initializers import NormalizedColumns
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import register_box_distribution
-from tfpolicies.models.network import model_source
+from tfpolicies.models.model_source import model_source
 from tfpolicies.models.registry import register_model
 from tfpolicies.models.settings import has_memory, model_settings
 from tfpolicies.models.spaces import action_leaves, is_float_box, leaves

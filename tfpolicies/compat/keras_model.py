@@ -17,8 +17,8 @@ from tfpolicies.batch.view_defaults import with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.compat.tf_model import TFModelV2, acting
 from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.models.actor_critic import value_of
 from tfpolicies.models.adapted import AdaptedModel
-from tfpolicies.models.network import value_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.views import ViewsRead, declared
 

@@ -17,7 +17,7 @@ from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.compat import symbolic as symbolic  # which lets models use TensorFlow's functions
 from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.errors import ModelError, NotOfferedError
-from tfpolicies.models.catalog import build_model
+from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import flat_size, leaves, nest

@@ -235,13 +235,13 @@ class SteppedByMethods(SeparateEnvironments):
         self._watch()
 
     def _watch(self) -> None:
-        self._step = self._repairs.watched(0, "vector_step", self.env.vector_step)
+        self._step = self.repairs.watched(0, "vector_step", self.env.vector_step)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         try:
             return self._first(seeds)
         except BREAKS as error:
-            self._repairs.broke(0, "vector_reset", error)
+            self.repairs.broke(0, "vector_reset", error)
             return self._all_renewed()
 
     def _first(self, seeds: Sequence[int] | None = None) -> Any:
@@ -255,7 +255,7 @@ class SteppedByMethods(SeparateEnvironments):
         if isinstance(obs, Exception):
             self._take_down(index, "vector_reset", obs)
             return self._first_observation(index)
-        what = f"observation that {self._repairs.call(index, 'vector_reset')} gave"
+        what = f"observation that {self.repairs.call(index, 'vector_reset')} gave"
         check_observation(self.observation_space, obs, what)
         return obs
 
@@ -267,7 +267,7 @@ class SteppedByMethods(SeparateEnvironments):
             self._watch()
             return self._first()
 
-        return self._repairs.renewed(0, self.env, start)[1]
+        return self.repairs.renewed(0, self.env, start)[1]
 
     def _reset_at(self, index: int, seed: int | None) -> Any:
         while True:
@@ -281,7 +281,7 @@ class SteppedByMethods(SeparateEnvironments):
         try:
             results = list(zip(*self._step(rows), strict=True))
         except BREAKS as error:
-            error = self._repairs.broke(0, "vector_step", error)
+            error = self.repairs.broke(0, "vector_step", error)
             return all_anew(self.num_envs, error, self._all_renewed())
         return self._made_of(results) or self._repaired(results, rows, {})
 
@@ -293,7 +293,7 @@ class SteppedByMethods(SeparateEnvironments):
 
     def _take_down(self, index: int, method: str, error: Exception) -> None:
         """Takes down that an environment broke, and that the `VectorEnv` has made it anew."""
-        self._repairs.mended(index, method, error)
+        self.repairs.mended(index, method, error)
         self._announce(index)
 
     def _renewed(self, index: int) -> Any:
@@ -304,7 +304,7 @@ class SteppedByMethods(SeparateEnvironments):
     def _announce(self, index: int) -> None:
         """Tells of an environment that was made anew."""
         if envs := self.env.get_sub_environments():
-            self._repairs.on_made(envs[index], index)
+            self.repairs.on_made(envs[index], index)
 
     def get_sub_environments(self) -> list[Any]:
         return list(self.env.get_sub_environments() or [self.env])

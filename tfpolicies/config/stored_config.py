@@ -14,8 +14,8 @@ import keras
 from tfpolicies.config.setting import Merge, taken
 from tfpolicies.config.stored_settings import POLICY_SETTINGS, decode_settings
 from tfpolicies.errors import CheckpointError, UnpicklableError
+from tfpolicies.models.architecture import Architecture
 from tfpolicies.models.keras_json import model_from_json, model_to_json
-from tfpolicies.models.network import Architecture
 from tfpolicies.models.registry import MODELS
 from tfpolicies.storage.import_paths import Missing, describe
 from tfpolicies.storage.json_values import encode_value, find_missing

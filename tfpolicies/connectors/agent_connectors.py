@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import abc
-import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.connectors.connector import AgentConnector, AgentStep, register_connector
-from tfpolicies.errors import ConfigError, ObservationError
-from tfpolicies.models.spaces import Leaf, batch_leaves, has_mask, leaves, nest
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.preprocessed import preprocess
+from tfpolicies.models.spaces import batch_leaves, has_mask, leaves, nest
 from tfpolicies.rules import FINITE
 
 
@@ -49,7 +50,7 @@ class ObservationConnector(AgentConnector):
         """Returns what comes out, given one array `[N, *leaf.shape]` per leaf of `space`."""
 
 
-def map_boxes(space: spaces.Space, function: Any) -> spaces.Space:
+def map_boxes(space: spaces.Space, function: Callable[[spaces.Box], spaces.Box]) -> spaces.Space:
     """Returns `space` with `function` applied to each Box in it."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(key, map_boxes(part, function)) for key, part in space.items()])
@@ -155,32 +156,4 @@ class FlattenObservations(ObservationConnector):
         return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
 
     def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
-        parts = [_flat(leaf, array) for leaf, array in zip(leaves(space), arrays, strict=True)]
-        return np.concatenate(parts, axis=1)
-
-
-def _one_hot_sizes(leaf: Leaf) -> np.ndarray | None:
-    """Returns the sizes and beginnings `[2, parts]` of a discrete leaf's one-hots."""
-    space = leaf.space
-    if isinstance(space, spaces.Discrete):
-        return np.array([[space.n], [space.start]], np.int64)
-    if isinstance(space, spaces.MultiDiscrete):
-        return np.stack([space.nvec.ravel(), space.start.ravel()]).astype(np.int64)
-    return None
-
-
-def _flat(leaf: Leaf, batch: np.ndarray) -> np.ndarray:
-    rows = len(batch)
-    sizes = _one_hot_sizes(leaf)
-    if sizes is None:
-        return batch.reshape(rows, math.prod(leaf.shape)).astype(np.float32, copy=False)
-    counts, starts = sizes
-    values = batch.reshape(rows, len(counts)) - starts
-    if rows and ((values < 0) | (values >= counts)).any():
-        raise ObservationError(
-            f"{leaf.name('obs')} must hold members of {leaf.space}, but got values from "
-            f"{batch.min()} to {batch.max()}. Correct the space or the environment."
-        )
-    flat = np.zeros((rows, counts.sum()), np.float32)
-    np.put_along_axis(flat, values + np.cumsum(counts) - counts, 1.0, axis=1)
-    return flat
+        return preprocess(leaves(space), arrays)

@@ -14,8 +14,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ConfigError, UsageError, near_matches
+from tfpolicies.types import Json
 
 
 class AgentStep(NamedTuple):
@@ -92,7 +94,7 @@ class Connector(abc.ABC):
     def __call__(self, step: Any) -> Any:
         """Returns the step with its rows changed; the arrays that came in are never written."""
 
-    def reset(self, env_ids: Any) -> None:  # noqa: B027 - most connectors remember nothing
+    def reset(self, env_ids: ArrayLike) -> None:  # noqa: B027 - most connectors remember nothing
         """Forgets what is remembered of the episodes that run in some environments.
 
         Args:
@@ -113,7 +115,7 @@ class Connector(abc.ABC):
         return [self.name, self.params()]
 
     @classmethod
-    def from_params(cls, params: Any) -> Connector:
+    def from_params(cls, params: Json) -> Connector:
         """Returns a new connector with the given arguments.
 
         Raises:
@@ -195,7 +197,7 @@ def register_connector(cls: _Class) -> _Class:
     return cls
 
 
-def restore(name: Any, state: Any, kind: type[Connector] = Connector) -> Connector:
+def restore(name: Json, state: Json, kind: type[Connector] = Connector) -> Connector:
     """Returns a new connector, not connected yet, from what `to_state` returned.
 
     Args:

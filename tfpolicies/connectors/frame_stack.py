@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.connectors.agent_connectors import ObservationConnector, map_boxes
 from tfpolicies.connectors.connector import AgentStep, register_connector
@@ -13,6 +14,8 @@ from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.spaces import leaves, nest
 
 _AGENT_BITS = 20  # a row's key is env_id * 2^20 + agent
+_Slots: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""The slot of each row, and which rows have a new one (their indices)."""
 _LIMITS = {"env_ids": 1 << 42, "agents": 1 << _AGENT_BITS}
 
 
@@ -53,7 +56,7 @@ class FrameStack(ObservationConnector):
         self._stacks = {}
         return result
 
-    def reset(self, env_ids: Any) -> None:
+    def reset(self, env_ids: ArrayLike) -> None:
         self._rows.drop(env_ids)
 
     def _seen_space(self, space: spaces.Space) -> spaces.Space:
@@ -67,19 +70,18 @@ class FrameStack(ObservationConnector):
         return spaces.Box(low, high, dtype=box.dtype)
 
     def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
-        slots, new = self._rows.find(step.env_ids, step.agents, len(arrays[0]))
+        rows = self._rows.find(step.env_ids, step.agents, len(arrays[0]))
         stacked = [
-            self._push(i, _with_frame_axis(array), slots, new)
+            self._push(i, _with_frame_axis(array), rows)
             if isinstance(leaf.space, spaces.Box)
             else array
             for i, (leaf, array) in enumerate(zip(leaves(space), arrays, strict=True))
         ]
         return nest(space, stacked)
 
-    def _push(
-        self, index: int, frames: np.ndarray, slots: np.ndarray, new: np.ndarray
-    ) -> np.ndarray:
+    def _push(self, index: int, frames: np.ndarray, rows: _Slots) -> np.ndarray:
         """Appends one frame `[N, ..., c]` per slot; returns the stacks `[N, ..., c * frames]`."""
+        slots, new = rows
         width = frames.shape[-1]
         stacks = self._stacks.get(index)
         if stacks is None or len(stacks) < self._rows.capacity:
@@ -106,7 +108,7 @@ def _with_frame_axis(frames: np.ndarray) -> np.ndarray:
 
 
 class _RowKeys:
-    """Which slot belongs to which agent of which environment, without a Python loop over rows.
+    """Which slot belongs to which agent of which environment.
 
     Attributes:
         capacity: slots that were ever in use.
@@ -114,53 +116,42 @@ class _RowKeys:
 
     def __init__(self) -> None:
         self.capacity = 0
-        self._keys = np.empty(0, np.int64)  # sorted
-        self._slots = np.empty(0, np.int64)  # of each key
-        self._free = np.empty(0, np.int64)
-        self._last: tuple[np.ndarray, np.ndarray] | None = None  # keys, slots of the last call
+        self._slots: dict[int, int] = {}  # by key
+        self._free: list[int] = []
+        self._last: _Slots | None = None  # keys, slots of the last call
 
-    def find(self, env_ids: Any, agents: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, env_ids: ArrayLike, agents: ArrayLike | None, rows: int) -> _Slots:
         """Returns the slot of each row, and which rows have a new one (their indices)."""
         keys = _ids("env_ids", env_ids, rows) << _AGENT_BITS
         if agents is not None:
             keys = keys | _ids("agents", agents, rows)
         if self._last is not None and np.array_equal(keys, self._last[0]):
             return self._last[1], np.empty(0, np.int64)
-        ordered = np.sort(keys)
-        if (ordered[1:] == ordered[:-1]).any():
+        names = keys.tolist()
+        if len(set(names)) < rows:
             raise UsageError(
                 "Each row must be another agent or environment, but `env_ids` and `agents` have "
                 "the same pair twice. Give one row per agent."
             )
-        known = np.append(self._keys, -1)  # -1: no key, for those beyond the last
-        new = np.flatnonzero(known[np.searchsorted(self._keys, keys)] != keys)
-        if len(new):
-            self._add(keys[new])
-        slots = self._slots[np.searchsorted(self._keys, keys)]
-        self._last = (keys, slots)
-        return slots, new
+        new = [i for i, key in enumerate(names) if key not in self._slots]
+        for i in new:
+            if not self._free:
+                self._free.append(self.capacity)
+                self.capacity += 1
+            self._slots[names[i]] = self._free.pop()
+        slots = np.array([self._slots[key] for key in names], np.int64)
+        self._last = keys, slots
+        return slots, np.array(new, np.int64)
 
-    def drop(self, env_ids: Any) -> None:
+    def drop(self, env_ids: ArrayLike) -> None:
         """Frees the slots of all agents of some environments."""
-        gone = np.isin(self._keys >> _AGENT_BITS, np.asarray(env_ids))
-        if gone.any():
-            self._free = np.concatenate([self._free, self._slots[gone]])
-            self._keys, self._slots = self._keys[~gone], self._slots[~gone]
+        gone = set(np.ravel(env_ids).tolist())
+        for key in [key for key in self._slots if key >> _AGENT_BITS in gone]:
+            self._free.append(self._slots.pop(key))
             self._last = None
 
-    def _add(self, keys: np.ndarray) -> None:
-        missing = max(len(keys) - len(self._free), 0)
-        fresh = np.arange(self.capacity, self.capacity + missing)
-        free = np.concatenate([self._free, fresh])
-        self.capacity += missing
-        slots, self._free = free[: len(keys)], free[len(keys) :]
-        joined = np.concatenate([self._keys, keys])
-        order = np.argsort(joined)
-        self._keys = joined[order]
-        self._slots = np.concatenate([self._slots, slots])[order]
 
-
-def _ids(name: str, values: Any, rows: int) -> np.ndarray:
+def _ids(name: str, values: ArrayLike, rows: int) -> np.ndarray:
     ids = np.asarray(values)
     fits = ids.shape == (rows,) and (ids.dtype.kind in "iu" or rows == 0)
     if not fits or (rows and (ids.min() < 0 or ids.max() >= _LIMITS[name])):

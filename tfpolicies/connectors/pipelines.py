@@ -6,12 +6,14 @@ import contextlib
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.batch.leaves import first_row, iterate_leaves, with_batch_axis
 from tfpolicies.connectors.connector import (
@@ -31,19 +33,18 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.storage.spaces_json import decode_space, encode_space
+from tfpolicies.types import Json, Structure
 
 logger = logging.getLogger("tfpolicies")
 _Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")
 
 
+@dataclass(slots=True)
 class _Timer:
     """Seconds and calls of one connector."""
 
-    __slots__ = ("calls", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.calls = 0
+    seconds: float = 0.0
+    calls: int = 0
 
 
 class ConnectorPipeline(Connector):
@@ -88,7 +89,7 @@ class ConnectorPipeline(Connector):
             _require_step(connector, step, given)
         return step
 
-    def reset(self, env_ids: Any) -> None:
+    def reset(self, env_ids: ArrayLike) -> None:
         for connector in self._connectors:
             connector.reset(env_ids)
 
@@ -246,7 +247,7 @@ class AgentConnectorPipeline(ConnectorPipeline):
                 found["space"] = encode_space(self._space)
         return found
 
-    def seen(self, observation: Any) -> Any:
+    def seen(self, observation: Structure) -> Any:
         """Returns what a policy sees of one observation, without a batch axis both.
 
         Raises:
@@ -266,7 +267,7 @@ class ActionConnectorPipeline(ConnectorPipeline):
 
     kind = ActionConnector
 
-    def done(self, action: Any) -> Any:
+    def done(self, action: Structure) -> Any:
         """Returns what the environment gets of one action, without a batch axis both.
 
         Raises:
@@ -276,9 +277,11 @@ class ActionConnectorPipeline(ConnectorPipeline):
         return first_row(self(ActionStep(with_batch_axis(action), np.zeros(1, int))).actions)
 
 
-def connector_metrics(
-    agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
-) -> dict[str, dict[str, float]]:
+_Agent: TypeAlias = AgentConnectorPipeline | None
+_Action: TypeAlias = ActionConnectorPipeline | None
+
+
+def connector_metrics(agent: _Agent, action: _Action) -> dict[str, dict[str, float]]:
     """Returns the mean times in milliseconds, as `Policy.get_connector_metrics` reports them.
 
     >>> connector_metrics(None, None)
@@ -290,9 +293,7 @@ def connector_metrics(
     }
 
 
-def tell_left_out(
-    what: str, agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
-) -> None:
+def tell_left_out(what: str, agent: _Agent, action: _Action) -> None:
     """Says once in the log which connectors something does not include.
 
     Args:
@@ -309,24 +310,20 @@ def tell_left_out(
 _told: dict[str, weakref.WeakSet[ConnectorPipeline]] = defaultdict(weakref.WeakSet)
 
 
-def _tell(what: str, pipeline: Any, names: list[str], advice: str) -> None:
-    if names and pipeline not in _told[what]:
+def _tell(what: str, pipeline: ConnectorPipeline | None, names: list[str], advice: str) -> None:
+    if pipeline is not None and names and pipeline not in _told[what]:
         _told[what].add(pipeline)
         told = ", ".join(names)
         logger.warning("%s does not include the connectors %s: %s.", what, told, advice)
 
 
-def pipelines_to_state(
-    agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
-) -> dict[str, Any]:
+def pipelines_to_state(agent: _Agent, action: _Action) -> dict[str, Any]:
     """Returns the JSON state of both pipelines: `connector_configs` of a policy's state."""
     pipelines = {"agent": agent, "action": action}
     return {key: pipe.to_state() for key, pipe in pipelines.items() if pipe is not None}
 
 
-def pipelines_from_state(
-    state: Any,
-) -> tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]:
+def pipelines_from_state(state: Any) -> tuple[_Agent, _Action]:
     """Inverse of `pipelines_to_state`; agent connectors know their space if those did.
 
     Raises:
@@ -363,7 +360,7 @@ def successor(present: _Pipeline | None, restored: _Pipeline | None) -> _Pipelin
     return present if restored.to_state() == present.to_state() else restored
 
 
-def _is_state(entry: Any) -> bool:
+def _is_state(entry: Json) -> TypeGuard[Sequence[Any]]:
     return isinstance(entry, list | tuple) and len(entry) == 2
 
 

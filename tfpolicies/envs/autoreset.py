@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tfpolicies.errors import EnvError, show_value
 
+Infos: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 _FINAL = ("final_obs", "final_observation", "terminal_observation")
 """The keys of infos under which vector environments keep the last observation of an episode."""
 
@@ -30,7 +31,7 @@ def stated_mode(env: VectorEnv) -> AutoresetMode | None:
         ) from error
 
 
-def final_observations(infos: Any, indices: Sequence[int]) -> Any:
+def final_observations(infos: Infos, indices: Sequence[int]) -> Any:
     """Returns the last observations of ended episodes that the infos of a step have.
 
     Args:
@@ -72,7 +73,7 @@ class ModeFinder:
         self._begins = True
 
     def find(
-        self, rewards: np.ndarray, ends: np.ndarray, ended: np.ndarray | None, infos: Any
+        self, rewards: np.ndarray, ends: np.ndarray, ended: np.ndarray | None, infos: Infos
     ) -> AutoresetMode | None:
         """Returns the mode, or None as long as no episode has shown it.
 

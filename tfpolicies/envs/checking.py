@@ -17,12 +17,13 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
 from tfpolicies.envs.repairs import BREAKS, hint_for
 from tfpolicies.errors import EnvError
+from tfpolicies.types import Structure
 
 _FLAGS = (bool, np.bool_)
 
 
 def check_env(
-    env: Any, *, steps: int = 200, seed: int = 0, action_mask_key: str = "action_mask"
+    env: gym.Env, *, steps: int = 200, seed: int = 0, action_mask_key: str = "action_mask"
 ) -> None:
     """Plays an environment with random actions, and explains what is wrong with it.
 
@@ -80,7 +81,7 @@ def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) 
             env.close()
 
 
-def _may_be_checked(env: Any) -> bool:
+def _may_be_checked(env: gym.Env) -> bool:
     own_spaces = (getattr(env, f"{of}_space", None) for of in ("observation", "action"))
     return None not in own_spaces and not getattr(env, "_skip_env_checking", False)
 
@@ -123,7 +124,7 @@ class _SingleAgentCheck:
         _require_element(self.env.observation_space, found[0], "The observation of `reset`")
         return found[0]
 
-    def step(self, obs: Any) -> tuple[Any, bool]:
+    def step(self, obs: Structure) -> tuple[Any, bool]:
         """Plays a step; returns the next observation, and whether the episode is over."""
         action = _locked(random_action(self._actions, obs, self._mask_key))
         found = _called("step", lambda: self.env.step(action), action)
@@ -231,7 +232,7 @@ class _MultiAgentCheck:
         return waiting, over
 
 
-def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:
+def _called(method: str, call: Callable[[], Any], actions: Structure | None = None) -> Any:
     """Returns `call()`; what it raises is explained as an `EnvError`."""
     try:
         return call()
@@ -245,25 +246,24 @@ def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:
         ) from error
 
 
-def _seeded(space: Any, rng: np.random.Generator) -> Any:
+def _seeded(space: gym.Space, rng: np.random.Generator) -> Any:
     """Returns a copy of a space that draws elements of its own: others may use the space, too."""
     twin = copy.deepcopy(space)
     twin.seed(int(rng.integers(2**31)))
     return twin
 
 
-def _locked(action: Any) -> Any:
+def _locked(action: Structure) -> Any:
     """Returns an action whose arrays cannot be written to, as those of policies."""
-    parts = action.values() if isinstance(action, dict) else action
     if isinstance(action, dict | tuple):
-        for part in parts:
+        for part in action.values() if isinstance(action, dict) else action:
             _locked(part)
     elif isinstance(action, np.ndarray):
         action.flags.writeable = False
     return action
 
 
-def random_action(space: Any, obs: Any, mask_key: str = "action_mask") -> Any:
+def random_action(space: gym.Space, obs: Structure, mask_key: str = "action_mask") -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
     mask: Any = obs.get(mask_key) if isinstance(obs, Mapping) else None
     if isinstance(space, spaces.Discrete) and np.shape(mask) == (space.n,):
@@ -271,7 +271,7 @@ def random_action(space: Any, obs: Any, mask_key: str = "action_mask") -> Any:
     return space.sample()
 
 
-def _require_space(space: Any, what: str) -> None:
+def _require_space(space: gym.Space | None, what: str) -> None:
     if not isinstance(space, gym.Space):
         raise EnvError(
             f"{what} must be a gymnasium space, got {_described(space)}. Set it in `__init__`."
@@ -284,12 +284,12 @@ def _require_number(value: Any, what: str) -> None:
         raise EnvError(f"{what} must be a finite number, got {value!r}. Return a float.")
 
 
-def _require_flag(value: Any, what: str) -> None:
+def _require_flag(value: Structure, what: str) -> None:
     if not isinstance(value, _FLAGS):
         raise EnvError(f"{what} must be True or False, got {value!r}. Return `bool(...)`.")
 
 
-def _require_element(space: spaces.Space, value: Any, what: str) -> None:
+def _require_element(space: spaces.Space, value: Structure, what: str) -> None:
     """Raises an `EnvError` that says why a value is not in a space."""
     fault = _fault(space, value)
     if fault is not None:
@@ -309,7 +309,7 @@ class _Fault(NamedTuple):
     kind: type[EnvError] = EnvError
 
 
-def _fault(space: spaces.Space, value: Any, path: str = "") -> _Fault | None:
+def _fault(space: spaces.Space, value: Structure, path: str = "") -> _Fault | None:
     """Returns what is wrong with a value of a space; None if it fits."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
@@ -341,7 +341,7 @@ def _fault(space: spaces.Space, value: Any, path: str = "") -> _Fault | None:
     return None
 
 
-def _fault_in_box(space: Any, value: Any, path: str) -> _Fault | None:
+def _fault_in_box(space: spaces.Box, value: Structure, path: str) -> _Fault | None:
     if not isinstance(value, np.ndarray | np.generic):
         problem = f"must be an array: {_got(value)}. Return np.array(..., np.{space.dtype})."
         return _Fault(path, problem, UnlikeSpaceError)
@@ -366,7 +366,7 @@ def _fault_in_box(space: Any, value: Any, path: str) -> _Fault | None:
     return None if unlike is None else _Fault(path, unlike, UnlikeSpaceError)
 
 
-def _unlike(space: Any, value: np.ndarray) -> str | None:
+def _unlike(space: spaces.Box, value: np.ndarray) -> str | None:
     """Returns what numbers are not as their space says, None if they are."""
     if not np.can_cast(value.dtype, space.dtype):
         return (
@@ -384,11 +384,11 @@ def _unlike(space: Any, value: np.ndarray) -> str | None:
     return None
 
 
-def _got(value: Any) -> str:
+def _got(value: Structure) -> str:
     return f"got {_described(value)}"
 
 
-def _described(value: Any) -> str:
+def _described(value: Structure | None) -> str:
     """Returns a value in a few words."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} values"

@@ -21,9 +21,9 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
-from tfpolicies.envs.env_process import TRACE_SIGNAL
+from tfpolicies.envs.env_process import TRACE_SIGNAL, SentError
 from tfpolicies.envs.shared_arrays import make_unnamed_file
 from tfpolicies.errors import EnvError
 
@@ -86,7 +86,7 @@ class ChildProcess:
         outstanding: how many answers were not received yet.
     """
 
-    def __init__(self, number: int, memory: Any) -> None:
+    def __init__(self, number: int, memory: IO[bytes]) -> None:
         self.number = number
         self.outstanding = 0
         self._lost: ProcessLostError | None = None
@@ -189,7 +189,7 @@ def _describe_end(code: int) -> str:
 
 
 def _end_process(
-    process: subprocess.Popen[bytes], connection: Connection, trace: Any, owner: int
+    process: subprocess.Popen[bytes], connection: Connection, trace: IO[bytes], owner: int
 ) -> None:
     if os.getpid() != owner:  # a fork of the process that started it
         return
@@ -202,7 +202,7 @@ def _end_process(
     process.wait()
 
 
-def restore_error(sent: Any) -> Exception:
+def restore_error(sent: SentError) -> Exception:
     """Returns an exception that was sent by a process, caused by its traceback there."""
     try:
         error = pickle.loads(sent.pickled)

@@ -27,11 +27,12 @@ import gymnasium as gym
 from tfpolicies.envs.checking import check_new_env
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.envs.registry import ENVIRONMENTS, Source
 from tfpolicies.envs.repairs import Repairs, describe_slow_call
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
-from tfpolicies.envs.vector import PlainEnvironments, Step
+from tfpolicies.envs.vector import Environments, PlainEnvironments, Step
 from tfpolicies.errors import EnvError, show_value
+from tfpolicies.types import Structure
 
 TRACE_SIGNAL = signal.SIGUSR1
 """Makes the process write where it is, also where it hangs in native code."""
@@ -125,7 +126,7 @@ class SentError(NamedTuple):
         return cls(pickled, text, frames)
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """Returns a value as bytes for `pickle.loads`; classes of scripts and closures are included.
 
     Raises:
@@ -172,7 +173,7 @@ class _RecordedRepairs(Repairs):
         return functools.partial(self._record, index, method, function)
 
     def _record(
-        self, index: int, method: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self, index: int, method: str, function: Callable[..., Any], *args: object, **kwargs: object
     ) -> Any:
         arrays, process = self._arrays, self._process
         arrays.index[process] = self.first_index + index
@@ -288,7 +289,7 @@ class EnvProcess:
         remade, self._remade = self._remade, []
         return remade
 
-    def _write(self, obs: Any) -> None:
+    def _write(self, obs: Structure) -> None:
         leaves = flatten(self._envs.observation_space, obs)
         for place, leaf in zip(self._places, leaves, strict=True):
             place[...] = leaf
@@ -340,11 +341,11 @@ class EnvProcess:
         value = getattr(self._find(index, is_unwrapped), name)
         return (True, None) if callable(value) else (False, _sendable(name, value))
 
-    def write(self, index: int, is_unwrapped: bool, name: str, value: Any) -> None:
+    def write(self, index: int, is_unwrapped: bool, name: str, value: object) -> None:
         """Sets an attribute of an environment."""
         setattr(self._find(index, is_unwrapped), name, value)
 
-    def call(self, index: int, is_unwrapped: bool, name: str, args: Any, kwargs: Any) -> Any:
+    def call(self, index: int, is_unwrapped: bool, name: str, args: tuple, kwargs: dict) -> Any:
         """Returns what a method of an environment returns."""
         method = getattr(self._find(index, is_unwrapped), name)
         return _sendable(f"{name}(...)", method(*args, **kwargs))
@@ -359,7 +360,7 @@ class EnvProcess:
             self._envs.close()
 
 
-def _refuse(source: Any, made: Any) -> str:
+def _refuse(source: Source, made: Environments | MultiAgentEnvironments) -> str:
     if isinstance(made, MultiAgentEnvironments):
         return (
             f"{source!r} has several agents, and env_processes is for environments with one. Leave "
@@ -371,7 +372,7 @@ def _refuse(source: Any, made: Any) -> str:
     )
 
 
-def _sendable(name: str, value: Any) -> Any:
+def _sendable(name: str, value: object) -> Any:
     try:
         dumps(value)
     except Exception as error:

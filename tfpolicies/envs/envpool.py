@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from tfpolicies.envs.vector import Step, VectorEnvironments
+from tfpolicies.envs.vector import Step, VectorEnvironments, VectorResult
 from tfpolicies.errors import EnvError, near_matches
 
 PREFIX = "envpool:"
@@ -111,13 +111,11 @@ class EnvPoolEnvironments(VectorEnvironments):
             self._take(self._make(seeds[0] % _SEEDS))
         return super()._reset(None)
 
-    def _made_of(
-        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
-    ) -> Step:
-        step = super()._made_of(obs, rewards, terminateds, truncateds, infos)
+    def _made_of(self, result: VectorResult) -> Step:
+        step = super()._made_of(result)
         if not self._zero_on_loss:
             return step
-        lives = infos["lives"]
+        lives = step.infos["lives"]
         lost = (lives < self._lives) & ~(step.terminateds | step.truncateds)
         self._lives = lives.copy()
         return step._replace(lost=lost if lost.any() else None)

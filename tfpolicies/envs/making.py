@@ -7,13 +7,13 @@ import copy
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from tfpolicies.envs.calling import called
 from tfpolicies.envs.envpool import envpool_environments, is_envpool_name, require_task
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
@@ -25,7 +25,7 @@ from tfpolicies.envs.pettingzoo import (
     pettingzoo_creator,
     pettingzoo_env,
 )
-from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.envs.registry import ENVIRONMENTS, Source
 from tfpolicies.envs.vector import (
     Environments,
     PlainEnvironments,
@@ -34,6 +34,7 @@ from tfpolicies.envs.vector import (
 )
 from tfpolicies.errors import ConfigError, EnvError, near_matches
 
+AnyEnv: TypeAlias = gym.Env | VectorEnv | SteppedTogether
 _MANY = (VectorEnv, SteppedTogether)
 
 
@@ -99,11 +100,14 @@ class EnvContext(dict[str, Any]):
         self.update({key: value for key, value in defaults.items() if key not in self})
 
 
+OnCreated: TypeAlias = Callable[[Any, EnvContext, int], None]
+
+
 def make_any_environments(
-    source: Any,
+    source: Source,
     num_envs: int,
     context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    on_created: OnCreated | None = None,
     *,
     checked: bool = True,
     may_be_none: bool = False,
@@ -118,7 +122,7 @@ def make_any_environments(
             EnvPool (`"envpool:Pong-v5"`, made with the context's settings),
             `"package.module:Class"`, an environment class, or a function. A registered creator is
             called with the context; for other classes and functions their signature decides
-            between the context and its settings as keywords (see `calling.called`). They may give a
+            between the context and its settings as keywords (see `called`). They may give a
             plain environment, a `MultiAgentEnv` or one of PettingZoo, and are then called once for
             each; or a vector environment (EnvPool included) or what is `SteppedTogether`, which
             are taken as they are and decide the number. An environment may be given itself where
@@ -159,9 +163,7 @@ def make_any_environments(
     return made
 
 
-def announce(
-    env: Any, index: int, context: EnvContext, on_created: Callable[[Any, EnvContext, int], None]
-) -> None:
+def announce(env: AnyEnv, index: int, context: EnvContext, on_created: OnCreated) -> None:
     """Calls `on_created` for an environment, or for each one of a vector environment.
 
     One that has no list of its parts stands for each of them itself.
@@ -183,10 +185,10 @@ def announce(
 
 
 def make_environments(
-    source: Any,
+    source: Source,
     num_envs: int,
     context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    on_created: OnCreated | None = None,
     *,
     checked: bool = True,
 ) -> Environments:
@@ -205,7 +207,7 @@ def make_environments(
     return made
 
 
-def is_instance(source: Any) -> bool:
+def is_instance(source: Source) -> TypeGuard[AnyEnv]:
     """Whether an environment is given itself, of which no second one can be made."""
     if isinstance(source, type):
         return False
@@ -213,7 +215,7 @@ def is_instance(source: Any) -> bool:
 
 
 def require_alone(
-    env: Any, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
+    env: AnyEnv, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
 ) -> None:
     """Checks that an environment which is given itself is the only one that is needed, and here.
 
@@ -282,32 +284,25 @@ def is_import_path(name: str) -> bool:
 def _by_name(
     name: str, num_envs: int, context: EnvContext, *, checked: bool, each_alone: bool
 ) -> Environments:
-    try:
-        return _registered(name, num_envs, dict(context), checked=checked, each_alone=each_alone)
-    except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
-        raise EnvError(f"The environment {name!r} could not be made: {error}") from error
+    spec, arguments = gym_spec(name), dict(context)
 
-
-def _registered(
-    name: str, num_envs: int, arguments: dict[str, Any], *, checked: bool, each_alone: bool
-) -> Environments:
-    spec = gym_spec(name)
-    if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
-
-        def make_vector(index: int) -> VectorEnv:
-            mode = "vector_entry_point"
-            return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
-
-        vector = None
-        with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
-            vector = make_vector(0)
-        if vector is not None:
-            return _made_by(make_vector, VectorEnvironments(vector))
+    def make_vector(index: int) -> VectorEnv:
+        mode = "vector_entry_point"
+        return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
 
     def make(index: int) -> gym.Env:
         return gym.make(name, disable_env_checker=not checked, **arguments)
 
-    return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
+    try:
+        if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
+            vector = None
+            with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
+                vector = make_vector(0)
+            if vector is not None:
+                return _made_by(make_vector, VectorEnvironments(vector))
+        return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
+    except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
+        raise EnvError(f"The environment {name!r} could not be made: {error}") from error
 
 
 _Made = TypeVar("_Made", bound="Environments | MultiAgentEnvironments")
@@ -344,7 +339,7 @@ def _registered_call(create: Callable[..., Any]) -> Callable[[EnvContext], Any]:
     return create
 
 
-def _resolved(source: Any) -> Callable[[EnvContext], Any]:
+def _resolved(source: Source) -> Callable[[EnvContext], Any]:
     if isinstance(source, str) and is_pettingzoo_name(source):
         create = pettingzoo_creator(source)
         return lambda context: create(**context)
@@ -372,7 +367,7 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
 
 
 def _by_creator(
-    create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
+    create: Callable[[EnvContext], Any], source: Source, num_envs: int, context: EnvContext
 ) -> Environments | MultiAgentEnvironments | None:
     first = create(context)
     if first is None:
@@ -408,12 +403,12 @@ def _stepped(envs: Sequence[Any]) -> Environments | MultiAgentEnvironments:
     return PlainEnvironments(envs)
 
 
-def _of_our_api(env: Any) -> Any:
+def _of_our_api(env: AnyEnv) -> Any:
     """Returns an environment of PettingZoo as a `MultiAgentEnv`, and others as they are."""
     return pettingzoo_env(env) if is_pettingzoo(env) else env
 
 
-def _unusable(source: Any, made: Any) -> EnvError:
+def _unusable(source: Source, made: object) -> EnvError:
     return EnvError(
         f"{source!r} must give a gymnasium.Env, a gymnasium.vector.VectorEnv, a MultiAgentEnv or a "
         f"PettingZoo environment, but gave {type(made).__name__}. Subclass gymnasium.Env or "
@@ -429,3 +424,66 @@ def _takes_an_argument(kind: type) -> bool:
     except ValueError:  # a class whose signature Python cannot tell
         return True
     return True
+
+
+_NAMES = ("config", "env_config", "context", "env_context")
+_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
+    """Calls what makes an environment with the whole `env_config`, or with its keys as keywords.
+
+    The signature decides, in this order:
+
+    1. The first parameter is called `config`, `env_config`, `context` or `env_context`, or is
+       annotated as a dict or context: it gets the whole.
+    2. The keys are parameters, and none is missing: they are keywords.
+    3. One parameter is required, and no key is a parameter: it gets the whole.
+
+    `export/player.py` stands alone and has a copy of this rule; a test holds the two together.
+
+    Args:
+        create: a class, or a function.
+        context: the `env_config`.
+
+    Raises:
+        EnvError: if none of these holds; it shows the signature.
+
+    >>> called(lambda env_config: env_config["size"], {"size": 4})
+    4
+    >>> called(lambda render_mode=None, size=5: size, {"size": 4})
+    4
+    """
+    try:
+        signature = inspect.signature(create)
+    except (TypeError, ValueError):  # Python cannot tell it of some classes written in C
+        return create(context)
+    parameters = [p for p in signature.parameters.values() if p.kind not in _ANY_NUMBER]
+    first = next((p for p in parameters if p.kind in _POSITIONAL), None)
+    if first is not None and _is_for_all(first):
+        return create(context)
+    try:
+        signature.bind(**context)  # a key that is no text fits none, either
+    except TypeError as error:
+        required = [p for p in parameters if p.default is p.empty]
+        names = [p.name for p in parameters]
+        if required == [first] and not set(names) & set(context):
+            return create(context)
+        unknown = next((key for key in context if key not in names), None)
+        hint = "" if unknown is None else near_matches(str(unknown), names)
+        raise EnvError(
+            f"{getattr(create, '__name__', create)}{signature} cannot be called with env_config="
+            f"{dict(context)!r}: {error}.{hint} Give the names of its parameters as keys; or name "
+            "its first parameter `env_config`, which then gets the whole dict."
+        ) from error
+    return create(**context)
+
+
+def _is_for_all(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is meant for the whole `env_config`."""
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    of_kind = any(_ANNOTATION.match(part.strip()) for part in text.split("|"))
+    return parameter.name in _NAMES or of_kind

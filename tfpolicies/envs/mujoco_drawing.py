@@ -19,8 +19,9 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any, SupportsInt
 
+import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import EnvError
@@ -38,7 +39,7 @@ _SECONDS = 60.0  # after which a child that gives no picture is ended
 _LEAVING = 5.0  # seconds for a child that is to leave by itself
 
 
-def draw_apart(env: Any) -> Any:
+def draw_apart(env: gym.Env) -> Any:
     """Makes the renderers of MuJoCo that an environment has draw in a process of their own.
 
     The process begins with the first picture, and ends when the environment is closed. Environments
@@ -58,7 +59,7 @@ def draw_apart(env: Any) -> Any:
     return env
 
 
-def _renderers(env: Any, kind: type) -> Iterator[Any]:
+def _renderers(env: gym.Env, kind: type) -> Iterator[Any]:
     """Yields the renderers of an environment, and of environments that it has as its parts."""
     waiting: list[Any] = [env]
     seen: list[Any] = []
@@ -146,7 +147,7 @@ def _bytes_of(model: Any) -> np.ndarray:
     return stored
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: np.generic | np.ndarray | SupportsInt) -> Any:
     """Returns an array as a list, and a number of NumPy or an enumeration as a plain one."""
     return value.tolist() if hasattr(value, "tolist") else int(value)
 
@@ -211,8 +212,8 @@ class _Painter:
         late.start()
         try:
             with contextlib.suppress(BrokenPipeError):  # it may have answered why it ended
-                _send(self._process.stdin, request)
-            answer = _received(self._process.stdout)
+                _send(self._process.stdin, request)  # type: ignore[arg-type]
+            answer = _received(self._process.stdout)  # type: ignore[arg-type]
         finally:
             late.cancel()
         if answer is None or _FAILED in answer:
@@ -247,7 +248,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _send(file: Any, arrays: Mapping[str, Any]) -> None:
+def _send(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
     """Writes arrays and texts by name, as `_received` reads them.
 
     >>> file = io.BytesIO()
@@ -262,7 +263,7 @@ def _send(file: Any, arrays: Mapping[str, Any]) -> None:
     file.flush()
 
 
-def _received(file: Any) -> dict[str, np.ndarray] | None:
+def _received(file: IO[bytes]) -> dict[str, np.ndarray] | None:
     """Returns what was sent; None if it has not come whole, since the sender ended."""
     size = int.from_bytes(file.read(8), "big")
     packed = file.read(size)
@@ -286,7 +287,7 @@ def draw() -> None:
         os._exit(0)  # drivers fail when they are taken down, too
 
 
-def _drawn(requests: Any) -> Iterator[tuple[np.ndarray, ...]]:
+def _drawn(requests: IO[bytes]) -> Iterator[tuple[np.ndarray, ...]]:
     """Yields the pictures that each request asks for; none where it shows a window."""
     import mujoco
     from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 from gymnasium import spaces
@@ -12,6 +12,9 @@ from gymnasium import spaces
 from tfpolicies.envs.repairs import check_flag
 from tfpolicies.errors import EnvError, near_matches
 
+ByAgent: TypeAlias = dict[Any, Any]
+Flags: TypeAlias = Mapping[Any, bool]
+Options: TypeAlias = dict[str, Any] | None
 ALL = "__all__"
 COMMON = "__common__"
 
@@ -21,8 +24,8 @@ class MultiAgentStep(NamedTuple):
 
     obs: Mapping[Any, Any]
     rewards: Mapping[Any, float]
-    terminateds: Mapping[Any, bool]  # with "__all__"
-    truncateds: Mapping[Any, bool]  # with "__all__"
+    terminateds: Flags  # with "__all__"
+    truncateds: Flags  # with "__all__"
     infos: Mapping[Any, Any]  # of agents in obs, and "__common__"
 
 
@@ -44,9 +47,7 @@ class MultiAgentEnv(gym.Env):
     _agent_ids: Collection[Any] = ()
 
     @abc.abstractmethod
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Any, ByAgent]:
         """Starts an episode.
 
         Returns:
@@ -117,11 +118,11 @@ class MultiAgentEnv(gym.Env):
         """Whether each action of a dict by agent id is in its agent's space."""
         return all(self.action_space_of(agent).contains(action) for agent, action in x.items())
 
-    def observation_space_sample(self, agent_ids: Iterable[Any] | None = None) -> dict[Any, Any]:
+    def observation_space_sample(self, agent_ids: Iterable[Any] | None = None) -> ByAgent:
         """Returns random observations by agent id, of all agents by default."""
         return {a: self.observation_space_of(a).sample() for a in self._named(agent_ids)}
 
-    def action_space_sample(self, agent_ids: Iterable[Any] | None = None) -> dict[Any, Any]:
+    def action_space_sample(self, agent_ids: Iterable[Any] | None = None) -> ByAgent:
         """Returns random actions by agent id, of all agents by default."""
         return {a: self.action_space_of(a).sample() for a in self._named(agent_ids)}
 
@@ -150,7 +151,7 @@ class MultiAgentEnv(gym.Env):
         return GroupedAgents(self, groups, obs_space, act_space)
 
 
-def _is_nested(space: Any) -> bool:
+def _is_nested(space: gym.Space | Mapping[Any, gym.Space] | None) -> bool:
     return isinstance(space, spaces.Dict | Mapping)
 
 
@@ -192,7 +193,7 @@ def make_multi_agent(
             self.metadata, self.render_mode = self.envs[0].metadata, self.envs[0].render_mode
             self._playing: set[int] = set()
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[dict, dict]:
             self._playing = set(self._agent_ids)
             started = {
                 i: env.reset(seed=None if seed is None else seed + i, options=options)
@@ -248,7 +249,7 @@ class GroupedAgents(MultiAgentEnv):
         self.env = env
         self.metadata, self.render_mode = env.metadata, env.render_mode
         self.groups = {group: list(members) for group, members in groups.items()}
-        self._group_of: dict[Any, Any] = {}
+        self._group_of: ByAgent = {}
         for group, members in self.groups.items():
             if not members:
                 raise EnvError(f"Group {group!r} has no members; name at least one agent.")
@@ -263,26 +264,26 @@ class GroupedAgents(MultiAgentEnv):
         self._agent_ids = alone | set(self.groups)
         self.observation_space = self._joined(alone, env.observation_space_of, obs_space)
         self.action_space = self._joined(alone, env.action_space_of, act_space)
-        self._last: dict[Any, Any] = {}
+        self._last: ByAgent = {}
         self._done: set[Any] = set()
 
-    def _joined(self, alone: set[Any], space_of: Any, given: spaces.Space | None) -> spaces.Dict:
+    def _joined(
+        self, alone: set[Any], space_of: Callable[[Hashable], gym.Space], given: spaces.Space | None
+    ) -> spaces.Dict:
         found = {agent: space_of(agent) for agent in alone}
         for group, members in self.groups.items():
             own = spaces.Tuple([space_of(agent) for agent in members])
             found[group] = own if given is None else given
         return spaces.Dict(sorted(found.items(), key=lambda item: str(item[0])))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[ByAgent, ByAgent]:
         obs, infos = self.env.reset(seed=seed, options=options)
         self._last, self._done = {}, set()
         grouped = self._group_obs(obs)
         return grouped, self._group_infos(infos, grouped)
 
     def step(self, action_dict: Mapping[Any, Any]) -> Any:
-        actions: dict[Any, Any] = {}
+        actions: ByAgent = {}
         for agent, action in action_dict.items():
             if agent in self.groups:
                 pairs = zip(self.groups[agent], action, strict=True)
@@ -306,7 +307,7 @@ class GroupedAgents(MultiAgentEnv):
         ends = self._group_ends(terminateds, truncateds)
         return MultiAgentStep(grouped, group_rewards, *ends, group_infos)
 
-    def _group_obs(self, obs: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _group_obs(self, obs: Mapping[Any, Any]) -> ByAgent:
         self._last.update(obs)
         self._waiting = {agent for agent in obs if agent not in self._done}
         found = {agent: x for agent, x in obs.items() if agent not in self._group_of}
@@ -320,18 +321,16 @@ class GroupedAgents(MultiAgentEnv):
             found[group] = tuple(self._last[agent] for agent in self.groups[group])
         return found
 
-    def _group_infos(self, infos: Mapping[Any, Any], obs: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _group_infos(self, infos: Mapping[Any, Any], obs: Mapping[Any, Any]) -> ByAgent:
         found = {a: info for a, info in infos.items() if a in obs or a == COMMON}
         for group in self.groups.keys() & obs.keys():
             own = [infos.get(agent, {}) for agent in self.groups[group]]
             found[group] = {"individual_infos": own}
         return found
 
-    def _group_ends(
-        self, terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool]
-    ) -> tuple[dict[Any, bool], dict[Any, bool]]:
+    def _group_ends(self, terminateds: Flags, truncateds: Flags) -> tuple[ByAgent, ByAgent]:
         """Returns the flags; a group is truncated if one of those who ended it was."""
-        ends: tuple[dict[Any, bool], dict[Any, bool]] = ({}, {})
+        ends: tuple[ByAgent, ByAgent] = ({}, {})
         for found, flags in zip(ends, (terminateds, truncateds), strict=True):
             found.update((a, f) for a, f in flags.items() if a not in self._group_of)
         for group, members in self.groups.items():

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
-from tfpolicies.envs.repairs import BREAKS, Repairs, are_flags, check_flag, explain_seed
+from tfpolicies.envs.repairs import BREAKS, EnvCopies, Repairs, are_flags, check_flag, explain_seed
 from tfpolicies.errors import EnvError
 
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
-class MultiAgentEnvironments:
+class MultiAgentEnvironments(EnvCopies):
     """N copies of a multi-agent environment; each is stepped by the actions of its own agents.
 
     Args:
@@ -29,16 +29,6 @@ class MultiAgentEnvironments:
         self.envs = list(envs)
         self.num_envs = len(self.envs)
         self.guard(Repairs())
-
-    def guard(self, repairs: Repairs) -> None:
-        """Takes what is done about copies that break."""
-        self.repairs = repairs
-        self._watch_calls()
-
-    def _watch_calls(self) -> None:
-        watched, envs = self.repairs.watched, self.envs
-        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
-        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
 
     def reset(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
         """Starts an episode in one copy; returns observations and infos by agent id.
@@ -58,15 +48,9 @@ class MultiAgentEnvironments:
 
     def renew(self, index: int) -> tuple[Mapping, Mapping]:
         """Puts a new copy in the place of one that broke, and starts an episode like `reset`."""
+        return self._renew(index, self._first)
 
-        def start(env: MultiAgentEnv) -> tuple[Mapping, Mapping]:
-            self.envs[index] = env
-            self._watch_calls()
-            return self._first(index, None)
-
-        return self.repairs.renewed(index, self.envs[index], start)[1]
-
-    def _first(self, index: int, seed: int | None) -> tuple[Mapping, Mapping]:
+    def _first(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
         try:
             found = self._resets[index](seed=seed)
         except TypeError:
@@ -93,10 +77,6 @@ class MultiAgentEnvironments:
             _explain(index, found)
         return found
 
-    def get_sub_environments(self) -> list[MultiAgentEnv]:
-        """Returns the copies, by index, for callers that want to talk to them."""
-        return list(self.envs)
-
     def get_state(self) -> list[Any] | None:
         """Returns the state of each copy, or None if one cannot tell it (by `get_state`)."""
         tell = [getattr(env, "get_state", None) for env in self.envs]
@@ -106,15 +86,10 @@ class MultiAgentEnvironments:
     def set_state(self, states: Sequence[Any]) -> None:
         """Restores what `get_state` returned."""
         for env, state in zip(self.envs, states, strict=True):
-            env.set_state(state)  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        """Closes all copies."""
-        for env in self.envs:
-            env.close()
+            env.set_state(state)
 
 
-def _keeps_the_contract(found: Any) -> bool:
+def _keeps_the_contract(found: MultiAgentStep | Sequence[Any]) -> bool:
     """Returns False where a closer look is needed; it is asked in every step, so it is quick."""
     if not isinstance(found, tuple) or len(found) != 5:
         return False
@@ -133,7 +108,7 @@ def _keeps_the_contract(found: Any) -> bool:
     )
 
 
-def _explain(index: int, found: Any) -> None:
+def _explain(index: int, found: MultiAgentStep | Sequence[Any]) -> None:
     """Raises an `EnvError` that says what is wrong with the answer of a step, if anything is."""
     if not isinstance(found, tuple | list) or len(found) != 5:
         got = f"{len(found)} values" if isinstance(found, tuple | list) else type(found).__name__

@@ -13,7 +13,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
+from tfpolicies.envs.multi_agent_env import ALL, ByAgent, MultiAgentEnv, MultiAgentStep, Options
 from tfpolicies.errors import EnvError, near_matches
 
 PREFIXES = ("pettingzoo", "mpe2")
@@ -146,7 +146,7 @@ class _PettingZoo(MultiAgentEnv):
             action_mask=spaces.Box(0, 1, mask.shape, mask.dtype), observations=space[_THEIRS]
         )
 
-    def _seen(self, obs: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _seen(self, obs: Mapping[Any, Any]) -> ByAgent:
         masked = self._masked
         return {
             agent: {_OURS: x[_THEIRS], "action_mask": x["action_mask"]} if agent in masked else x
@@ -160,13 +160,11 @@ class _PettingZoo(MultiAgentEnv):
         self.env.close()
 
 
-def _has_mask(space: Any) -> bool:
+def _has_mask(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Dict) and set(space) == {_THEIRS, "action_mask"}
 
 
-def _with_all(
-    terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool], over: bool
-) -> tuple[dict[Any, bool], dict[Any, bool]]:
+def _with_all(terminateds: ByAgent, truncateds: ByAgent, over: bool) -> tuple[ByAgent, ByAgent]:
     """Returns the flags with "__all__": an episode is truncated if nobody ended it otherwise."""
     cut = over and any(truncateds.values()) and not any(terminateds.values())
     return {**terminateds, ALL: over and not cut}, {**truncateds, ALL: cut}
@@ -179,9 +177,7 @@ class ParallelPettingZoo(_PettingZoo):
         env: the PettingZoo environment.
     """
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[ByAgent, ByAgent]:
         obs, infos = self.env.reset(seed=seed, options=options)
         return self._seen(obs), {agent: info for agent, info in infos.items() if agent in obs}
 
@@ -202,9 +198,7 @@ class TurnBasedPettingZoo(_PettingZoo):
         env: the PettingZoo environment.
     """
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[ByAgent, ByAgent]:
         self.env.reset(seed=seed, options=options)
         found = self._next_turn()
         return dict(found.obs), dict(found.infos)
@@ -221,7 +215,7 @@ class TurnBasedPettingZoo(_PettingZoo):
 
     def _next_turn(self) -> MultiAgentStep:
         """Takes out agents that are done, and returns who is next."""
-        found: list[dict[Any, Any]] = [{} for _ in MultiAgentStep._fields]
+        found: list[ByAgent] = [{} for _ in MultiAgentStep._fields]
         obs, rewards, terminateds, truncateds, infos = found
         while self.env.agents:
             agent = self.env.agent_selection

@@ -16,7 +16,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 import numpy as np
@@ -31,17 +31,19 @@ from tfpolicies.envs.child_process import (
 from tfpolicies.envs.env_process import Assignment, Made, Rest, get_share
 from tfpolicies.envs.making import (
     EnvContext,
+    OnCreated,
     check_process_count,
     gym_spec,
     is_import_path,
     is_instance,
     require_alone,
 )
-from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.envs.registry import ENVIRONMENTS, Source
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, make_unnamed_file, unflatten
 from tfpolicies.envs.vector import Environments, Step, require_same_spaces
 from tfpolicies.errors import EnvError, show_value
+from tfpolicies.types import Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -51,11 +53,11 @@ _CLOSE_SECONDS = 5.0  # for processes that are to end by themselves
 
 
 def make_process_environments(
-    source: Any,
+    source: Source,
     num_envs: int,
     num_processes: int,
     context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    on_created: OnCreated | None = None,
     *,
     checked: bool = True,
     may_be_none: bool = False,
@@ -88,7 +90,7 @@ def make_process_environments(
     assignment = {
         "source": source,
         "creators": {} if creator is None else {source: creator},
-        "spec": gym_spec(source) if by_name else None,
+        "spec": gym_spec(str(source)) if by_name else None,
         "context": context.copy_with_overrides(remote=True),
         "checked": checked,
         "may_be_none": may_be_none,
@@ -139,33 +141,23 @@ def _start(
         EnvError: if the spaces of the environments differ, or a process ends.
         Exception: what a constructor raises.
     """
-    memory = make_unnamed_file()
-    processes = [ChildProcess(number, memory) for number in range(num_processes)]
-    try:
+    with contextlib.ExitStack() as stack:
+        memory = stack.enter_context(make_unnamed_file())
+        processes = [ChildProcess(number, memory) for number in range(num_processes)]
         for process in processes:
+            stack.callback(process.end)
             process.send(assignment)
         made: dict[int, Made | None] = {}
         for process in iterate_ready(processes, _LOOK_SECONDS, end_if_dead):
             share = get_share(process.number, num_envs, num_processes)
             made[process.number] = _receive_made(process, share, worker_index)
-        answers = [made[number] for number in range(num_processes)]
-        sound = [answer for answer in answers if answer is not None]
-        if len(sound) == num_processes:
-            envs = ProcessEnvironments(assignment, processes, sound, memory, num_envs, worker_index)
-            _warn_of_tensorflow(sound)
-            return envs
-    except BaseException:
-        _end_all(processes)
-        memory.close()
-        raise
-    _end_all(processes)
-    memory.close()
-    return None
-
-
-def _end_all(processes: Iterable[ChildProcess]) -> None:
-    for process in processes:
-        process.end()
+        sound = [answer for _, answer in sorted(made.items()) if answer is not None]
+        if len(sound) < num_processes:
+            return None
+        envs = ProcessEnvironments(assignment, processes, sound, memory, num_envs, worker_index)
+        stack.pop_all()
+    _warn_of_tensorflow(sound)
+    return envs
 
 
 def _receive_made(process: ChildProcess, share: range, worker_index: int) -> Made | None:
@@ -240,7 +232,7 @@ class ProcessEnvironments(Environments):
         assignment: bytes,
         processes: list[ChildProcess],
         made: Sequence[Made],
-        memory: Any,
+        memory: IO[bytes],
         num_envs: int,
         worker_index: int,
     ) -> None:
@@ -273,7 +265,7 @@ class ProcessEnvironments(Environments):
 
     def _get_guard(self) -> tuple[Any, ...]:
         """Returns the arguments of `EnvProcess.guard`."""
-        repairs = self._repairs
+        repairs = self.repairs
         return repairs.make is not None, repairs.worker_index, self._limit, repairs.limit
 
     # -- processes ----------------------------------------------------------------------------
@@ -300,11 +292,7 @@ class ProcessEnvironments(Environments):
             self._on_made(RemoteEnvironment(self, i), i)
 
     def _send(
-        self,
-        processes: Sequence[ChildProcess],
-        requests: Sequence[bytes],
-        *,
-        is_limited: bool = False,
+        self, processes: list[ChildProcess], requests: list[bytes], *, is_limited: bool = False
     ) -> Iterator[ChildProcess]:
         """Sends each process a request; yields the processes as they have answered.
 
@@ -319,7 +307,7 @@ class ProcessEnvironments(Environments):
             arrays.since[process.number] = time.monotonic() if is_limited else math.inf
             arrays.index[process.number] = -1
             process.send(request)
-        return iterate_ready(list(processes), self._get_look_seconds(), self._look)
+        return iterate_ready(processes, self._get_look_seconds(), self._look)
 
     def _get_look_seconds(self) -> float:
         return _LOOK_SECONDS if self._limit is None else min(_LOOK_SECONDS, self._limit / 4)
@@ -332,7 +320,9 @@ class ProcessEnvironments(Environments):
                 with contextlib.suppress(Exception):
                     process.receive()
 
-    def _ask(self, process: ChildProcess, method: str, *args: Any, is_limited: bool = False) -> Any:
+    def _ask(
+        self, process: ChildProcess, method: str, *args: object, is_limited: bool = False
+    ) -> Any:
         """Returns the answer of one process.
 
         Raises:
@@ -391,14 +381,14 @@ class ProcessEnvironments(Environments):
             return process.receive()
         except ProcessLostError as lost:
             index, error = self._explain(process, lost, method)
-            reason = self._repairs.broke(index, method, error)
-            self._repairs.renewed(
+            reason = self.repairs.broke(index, method, error)
+            self.repairs.renewed(
                 index, process, lambda new: self._ask(new, "reset", None, is_limited=True)
             )
             broken.update(dict.fromkeys(self._shares[process.number], reason))
             return None
 
-    def _ask_each(self, method: str, *args: Any) -> list[Any]:
+    def _ask_each(self, method: str, *args: object) -> list[Any]:
         """Returns the answers of all processes to a request that does not step.
 
         Args:
@@ -419,7 +409,7 @@ class ProcessEnvironments(Environments):
                 raise self._explain(process, lost, method)[1] from lost
         return [answers[number] for number in range(len(self._processes))]
 
-    def ask_one(self, index: int, method: str, *args: Any) -> Any:
+    def ask_one(self, index: int, method: str, *args: object) -> Any:
         """Returns the answer of the process of one environment.
 
         Raises:
@@ -446,7 +436,7 @@ class ProcessEnvironments(Environments):
     def _copy_obs(self) -> Any:
         return unflatten(self.observation_space, (leaf.copy() for leaf in self._arrays.obs))
 
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Structure) -> Step:
         leaves = flatten(self.action_space, actions)
         for place, leaf in zip(self._arrays.actions, leaves, strict=True):
             place[...] = leaf
@@ -466,7 +456,7 @@ class ProcessEnvironments(Environments):
             rests: what is not in shared memory, by process; those that are missing have nothing.
             broken: environments whose process was lost.
         """
-        arrays, repairs = self._arrays, self._repairs
+        arrays, repairs = self._arrays, self.repairs
         rewards, terminateds, truncateds = (
             x.copy() for x in (arrays.rewards, arrays.terminateds, arrays.truncateds)
         )
@@ -559,11 +549,11 @@ class RemoteEnvironment:
         is_method, value = environments.ask_one(index, "read", index, is_unwrapped, name)
         return functools.partial(self._call, name) if is_method else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         environments, index, is_unwrapped = self._place
         environments.ask_one(index, "write", index, is_unwrapped, name, value)
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, name: str, *args: object, **kwargs: object) -> Any:
         environments, index, is_unwrapped = self._place
         return environments.ask_one(index, "call", index, is_unwrapped, name, args, kwargs)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
 
 from tfpolicies.errors import EnvError
 from tfpolicies.registers import Register
 
+Source: TypeAlias = str | type | Callable[..., Any] | gym.Env | VectorEnv
+"""What environments are made of: a name, a class, a function or an environment itself."""
+
 ENVIRONMENTS = Register("An environment", EnvError)
 
 
-def env_name(source: Any) -> str:
+def env_name(source: Source) -> str:
     """Returns the name of what environments are made of: a text, a class or a function."""
     return source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
 

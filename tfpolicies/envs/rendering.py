@@ -13,6 +13,7 @@ from tfpolicies.envs.envpool import is_envpool_name
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.mujoco_drawing import draw_apart
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.registry import Source
 from tfpolicies.envs.vector import PlainEnvironments
 from tfpolicies.errors import EnvError
 from tfpolicies.system.quiet import native_stderr_without
@@ -26,7 +27,7 @@ WINDOW = "human"
 _FPS = 30.0  # where an environment does not tell
 
 
-def make_rendering(source: Any, context: EnvContext, modes: Sequence[str]) -> Any:
+def make_rendering(source: Source, context: EnvContext, modes: Sequence[str]) -> Any:
     """Makes one environment that renders in a given way.
 
     Its creator is called with `render_mode` among the settings. One that does not take it, or does
@@ -54,10 +55,10 @@ def make_rendering(source: Any, context: EnvContext, modes: Sequence[str]) -> An
         )
     if getattr(plain, "render_mode", None) == mode:
         return plain
-    made = _asked_for(source, context, mode)
-    if made is None:
-        made = plain
-    else:
+    made = plain
+    with contextlib.suppress(Exception):  # whatever a creator raises about a setting
+        made = _alone(source, context.copy_with_overrides({**context, "render_mode": mode}))
+    if made is not plain:
         plain.close()
     if getattr(made, "render_mode", None) != mode:
         with contextlib.suppress(AttributeError):  # a property
@@ -65,14 +66,7 @@ def make_rendering(source: Any, context: EnvContext, modes: Sequence[str]) -> An
     return made
 
 
-def _asked_for(source: Any, context: EnvContext, mode: str) -> Any:
-    """Returns an environment whose creator was told how to render; None if it does not take it."""
-    with contextlib.suppress(Exception):  # whatever a creator raises about a setting
-        return _alone(source, context.copy_with_overrides({**context, "render_mode": mode}))
-    return None
-
-
-def _way_out(env: Any, modes: Sequence[str]) -> str:
+def _way_out(env: gym.Env, modes: Sequence[str]) -> str:
     if WINDOW in modes and set(PICTURES) & set(render_modes(env)):
         return "Make a video: tfpolicies record."
     return (
@@ -82,7 +76,7 @@ def _way_out(env: Any, modes: Sequence[str]) -> str:
     )
 
 
-def _alone(source: Any, context: EnvContext) -> Any:
+def _alone(source: Source, context: EnvContext) -> Any:
     """Makes one environment by itself.
 
     Raises:
@@ -103,12 +97,12 @@ def _alone(source: Any, context: EnvContext) -> Any:
     )
 
 
-def render_modes(env: Any) -> list[str]:
+def render_modes(env: gym.Env) -> list[str]:
     """Returns the ways in which an environment says that it renders."""
     return list((getattr(env, "metadata", None) or {}).get("render_modes") or ())
 
 
-def render_fps(env: Any) -> float:
+def render_fps(env: gym.Env) -> float:
     """Returns how many pictures a second an environment is to be shown with."""
     told = (getattr(env, "metadata", None) or {}).get("render_fps")
     return float(told) if told else _FPS
@@ -122,7 +116,7 @@ def quiet_drawing() -> contextlib.AbstractContextManager[None]:
     return native_stderr_without(rb"XDG_RUNTIME_DIR")
 
 
-def pictures_of(env: Any) -> list[np.ndarray]:
+def pictures_of(env: gym.Env) -> list[np.ndarray]:
     """Returns what an environment shows now: one picture, or those since the last call.
 
     Returns:
@@ -139,7 +133,7 @@ def pictures_of(env: Any) -> list[np.ndarray]:
     return [_picture(env, each) for each in (found if isinstance(found, list) else [found])]
 
 
-def _picture(env: Any, found: Any) -> np.ndarray:
+def _picture(env: gym.Env, found: Any) -> np.ndarray:
     array = np.asarray(found)
     if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255).astype(np.uint8)
@@ -154,7 +148,7 @@ def _picture(env: Any, found: Any) -> np.ndarray:
     return array
 
 
-def name_of(env: Any) -> str:
+def name_of(env: Source) -> str:
     """Returns what an environment, or what it is made of, is called in messages."""
     if isinstance(env, str):
         return f"The environment {env!r}"

@@ -21,9 +21,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import EnvError
-from tfpolicies.finite import NO_NUMBERS, is_finite
+from tfpolicies.finite import NO_NUMBERS, all_finite
+from tfpolicies.types import Scalar, Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -64,7 +66,7 @@ class Watchdog:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, what: str, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Returns `function(*args, **kwargs)`.
 
         Raises:
@@ -289,6 +291,47 @@ class Repairs:
         time.sleep(min(0.001 * 2**tries, _LONGEST_PAUSE))
 
 
+class EnvCopies:
+    """Copies of an environment, whose calls are watched, and which are made anew when they break.
+
+    Attributes:
+        envs: the copies.
+        repairs: what is done about copies that break.
+    """
+
+    envs: list[Any]
+    repairs: Repairs
+
+    def guard(self, repairs: Repairs) -> None:
+        """Takes what is done about copies that break."""
+        self.repairs = repairs
+        self._watch_calls()
+
+    def _watch_calls(self) -> None:
+        watched, envs = self.repairs.watched, self.envs
+        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
+        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
+
+    def _renew(self, index: int, begin: Callable[[int], Any]) -> Any:
+        """Puts a new copy in the place of one that broke; returns what `begin(index)` gives."""
+
+        def start(env: gym.Env) -> Any:
+            self.envs[index] = env
+            self._watch_calls()
+            return begin(index)
+
+        return self.repairs.renewed(index, self.envs[index], start)[1]
+
+    def get_sub_environments(self) -> list[Any]:
+        """Returns the copies, by index, for callers that want to talk to them."""
+        return list(self.envs)
+
+    def close(self) -> None:
+        """Closes all copies."""
+        for env in self.envs:
+            env.close()
+
+
 def _is_round(count: int) -> bool:
     """Whether a count is worth a line: 1 to 10, 20, 30, ..., 100, 200, ...
 
@@ -307,7 +350,7 @@ def are_sound(array: np.ndarray) -> bool:
     False
     """
     kind = array.dtype.kind
-    return is_finite(array) if kind == "f" else kind in "biu"
+    return all_finite((array,)) if kind == "f" else kind in "biu"
 
 
 def are_flags(values: Sequence[Any]) -> bool:
@@ -390,14 +433,14 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
         raise EnvError(f"The {what} {unsound(space)}: {obs!r:.500}.")
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: ArrayLike) -> Any:
     try:
         return np.shape(value)
     except ValueError:  # of lists of several lengths
         return "(ragged)"
 
 
-def require_space(owner: Any, name: str) -> gym.Space:
+def require_space(owner: object, name: str) -> gym.Space:
     """Returns a space of an environment.
 
     Raises:
@@ -434,7 +477,7 @@ def explain_seed(reset: Callable[..., Any], what: str) -> None:
         ) from error
 
 
-def check_reward(reward: Any, what: str) -> None:
+def check_reward(reward: Structure, what: str) -> None:
     """Raises an `EnvError` unless a reward is a finite number."""
     array = np.asarray(reward)
     if array.shape != ():
@@ -445,7 +488,7 @@ def check_reward(reward: Any, what: str) -> None:
         raise EnvError(f"{what} gave the reward {reward!r}; a reward is a finite number.")
 
 
-def check_flag(flag: Any, name: str, what: str) -> None:
+def check_flag(flag: Scalar, name: str, what: str) -> None:
     """Raises an `EnvError` unless what says whether an episode ended is a bool, 0 or 1."""
     if np.shape(flag) != () or not are_flags([flag]):
         shown = flag.item() if isinstance(flag, np.generic) else flag

@@ -22,16 +22,18 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from tfpolicies.envs.autoreset import ModeFinder, final_observations, stated_mode
 from tfpolicies.envs.repairs import (
     BREAKS,
+    EnvCopies,
     Repairs,
     are_flags,
     are_sound,
@@ -45,6 +47,12 @@ from tfpolicies.envs.repairs import (
 )
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import real
+from tfpolicies.types import Structure
+
+Broken: TypeAlias = dict[int, Exception]
+Infos: TypeAlias = Mapping[str, Any]
+VectorResult: TypeAlias = tuple[Structure, np.ndarray, np.ndarray, np.ndarray, Infos]
+"""What `VectorEnv.step` returns."""
 
 
 class Step(NamedTuple):
@@ -75,22 +83,22 @@ class Environments(abc.ABC):
     """
 
     num_envs: int
-    observation_space: gym.Space
-    action_space: gym.Space
+    observation_space: Space
+    action_space: Space
     maker: Callable[[int], Any] | None = None
     connecting: tuple[int, int] = (0, 0)
-    _repairs = Repairs()
+    repairs = Repairs()
 
     def guard(self, repairs: Repairs) -> None:
         """Takes what is done about environments that break."""
-        self._repairs = repairs
+        self.repairs = repairs
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
         """Starts new episodes everywhere; returns the observations, batched."""
 
     @abc.abstractmethod
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Structure) -> Step:
         """Steps all environments by actions `[N, ...]` of the action space."""
 
     @abc.abstractmethod
@@ -137,17 +145,15 @@ class SteppedTogether(abc.ABC):
         """Returns the environments, by index, for callers that want to talk to them; or []."""
 
 
-def _state_of(env: Any) -> list[Any] | None:
+def _state_of(env: gym.Env) -> list[Any] | None:
     """Returns the states of an environment's layers from the outside in, or None."""
-    if callable(getattr(env, "get_state", None)):
-        return [env.get_state()]
-    if isinstance(env, TimeLimit):
-        own: Any = env._elapsed_steps
-    elif isinstance(env, OrderEnforcing | PassiveEnvChecker):
-        own = None
-    else:
+    get_state = getattr(env, "get_state", None)
+    if callable(get_state):
+        return [get_state()]
+    if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):
         return None
     inner = _state_of(env.env)
+    own = env._elapsed_steps if isinstance(env, TimeLimit) else None
     return None if inner is None else [own, *inner]
 
 
@@ -173,9 +179,7 @@ class SeparateEnvironments(Environments):
         num_envs: N.
     """
 
-    def __init__(
-        self, observation_space: gym.Space, action_space: gym.Space, num_envs: int
-    ) -> None:
+    def __init__(self, observation_space: Space, action_space: Space, num_envs: int) -> None:
         self.num_envs = num_envs
         self.observation_space = observation_space
         self.action_space = action_space
@@ -192,7 +196,7 @@ class SeparateEnvironments(Environments):
     def _renewed(self, index: int) -> Any:
         """Puts a new environment in the place of one that broke; returns its first observation."""
 
-    def _mended(self, results: Sequence[Any]) -> dict[int, Exception]:
+    def _mended(self, results: Sequence[Any]) -> Broken:
         """Returns which environments say that they broke and have been made anew."""
         return {}
 
@@ -201,11 +205,11 @@ class SeparateEnvironments(Environments):
         try:
             return self._first_observation(index, seed)
         except BREAKS as error:
-            self._repairs.broke(index, f"reset(seed={seed})", error)
+            self.repairs.broke(index, f"reset(seed={seed})", error)
             return self._renewed(index)
 
     def _first_observation(self, index: int, seed: int | None = None) -> Any:
-        what = self._repairs.call(index, "reset")
+        what = self.repairs.call(index, "reset")
         found = self._reset_at(index, seed)
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(
@@ -241,14 +245,12 @@ class SeparateEnvironments(Environments):
             stacked = self._stack(obs)
         if broken:
             dead = np.isin(np.arange(self.num_envs), list(broken))
-        elif self._repairs.breaks:
-            self._repairs.stepped()
+        elif self.repairs.breaks:
+            self.repairs.stepped()
         flags = np.array(terminateds, bool), np.array(truncateds, bool)
         return Step(stacked, numbers, *flags, infos, dead, final, broken or None)
 
-    def _repaired(
-        self, results: list[Any], actions: Sequence[Any], broken: dict[int, Exception]
-    ) -> Step:
+    def _repaired(self, results: list[Any], actions: Sequence[Any], broken: Broken) -> Step:
         """Returns the step with new environments in the place of those that broke."""
         mended = {} if broken else self._mended(results)
         for i, result in enumerate(results):
@@ -257,10 +259,10 @@ class SeparateEnvironments(Environments):
             try:
                 self._check_result(i, result)
             except EnvError as error:
-                self._repairs.broke(i, f"step({actions[i]!r})", error)
+                self.repairs.broke(i, f"step({actions[i]!r})", error)
                 broken[i] = error
         for i in set(range(self.num_envs)).difference(broken, mended):
-            self._repairs.stepped(i)
+            self.repairs.stepped(i)
         for i in (*broken, *mended):
             first = self._reset(i) if i in mended else self._renewed(i)
             results[i] = first, 0.0, False, False, {}
@@ -270,8 +272,8 @@ class SeparateEnvironments(Environments):
             raise EnvError(f"The results of a step cannot be put together: {results!r:.500}.")
         return made
 
-    def _check_result(self, index: int, result: Any) -> None:
-        what = self._repairs.call(index, "step")
+    def _check_result(self, index: int, result: Sequence[Any]) -> None:
+        what = self.repairs.call(index, "step")
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
                 f"{what} must return (observation, reward, terminated, truncated, info), got "
@@ -289,12 +291,12 @@ class SeparateEnvironments(Environments):
         ended = [i for i in range(self.num_envs) if terminateds[i] or truncateds[i]]
         last = _stacker(self.observation_space, len(ended))([obs[i] for i in ended])
         for i in ended:
-            self._repairs.worked(i)
+            self.repairs.worked(i)
             obs[i] = self._reset(i)
         return np.array(ended), last
 
 
-class PlainEnvironments(SeparateEnvironments):
+class PlainEnvironments(EnvCopies, SeparateEnvironments):
     """Plain `gymnasium.Env` instances, stepped one after the other and reset at once when done.
 
     Args:
@@ -313,15 +315,6 @@ class PlainEnvironments(SeparateEnvironments):
             require_same_spaces(i, env, self)
         self._watch_calls()
 
-    def guard(self, repairs: Repairs) -> None:
-        super().guard(repairs)
-        self._watch_calls()
-
-    def _watch_calls(self) -> None:
-        watched, envs = self._repairs.watched, self.envs
-        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
-        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
-
     def reset(self, seeds: Sequence[int] | None) -> Any:
         given = [None] * self.num_envs if seeds is None else list(seeds)
         return self._stack([self._reset(i, seed) for i, seed in enumerate(given)])
@@ -330,41 +323,29 @@ class PlainEnvironments(SeparateEnvironments):
         try:
             return self._resets[index](seed=seed)
         except TypeError:
-            explain_seed(self.envs[index].reset, self._repairs.call(index, "reset"))
+            explain_seed(self.envs[index].reset, self.repairs.call(index, "reset"))
             raise
 
     def _renewed(self, index: int) -> Any:
-        def start(env: Any) -> Any:
-            self.envs[index] = env
-            self._watch_calls()
-            return self._first_observation(index)
-
-        return self._repairs.renewed(index, self.envs[index], start)[1]
+        return self._renew(index, self._first_observation)
 
     def step(self, actions: Any) -> Step:
         whole = self._whole  # not by `_rows`: a call costs more than the branch
         rows = self._rows(actions) if whole is None else actions.astype(whole, copy=False).tolist()
         results: list[Any] = []
-        broken: dict[int, Exception] = {}
+        broken: Broken = {}
         for step, action in zip(self._steps, rows, strict=True):
             try:
                 results.append(step(action))
             except BREAKS as error:
                 index = len(results)
-                broken[index] = self._repairs.broke(index, f"step({action!r})", error)
+                broken[index] = self.repairs.broke(index, f"step({action!r})", error)
                 results.append(None)
         made = None if broken else self._made_of(results)
         return made or self._repaired(results, rows, broken)
 
-    def get_sub_environments(self) -> list[Any]:
-        return list(self.envs)
 
-    def close(self) -> None:
-        for env in self.envs:
-            env.close()
-
-
-def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
+def _stacker(space: Space, count: int) -> Callable[[Sequence[Any]], Any]:
     """Returns a function from `count` observations to a batch of them, in memory of its own."""
     if isinstance(space, gym.spaces.Dict):
         parts = {key: _stacker(sub, count) for key, sub in space.items()}
@@ -430,13 +411,13 @@ class VectorEnvironments(Environments):
     def _take(self, env: VectorEnv) -> None:
         """Steps this vector environment from now on."""
         self.env = env
-        self._step = self._repairs.watched(0, "step", env.step)
+        self._step = self.repairs.watched(0, "step", env.step)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         try:
             return self._reset(seeds)
         except BREAKS as error:
-            self._repairs.broke(0, "reset", error)
+            self.repairs.broke(0, "reset", error)
             return self._renewed()
 
     def _reset(self, seeds: Sequence[int] | None) -> Any:
@@ -459,48 +440,47 @@ class VectorEnvironments(Environments):
             self._take(env)
             return self._reset(None)
 
-        return self._repairs.renewed(0, self.env, start)[1]
+        return self.repairs.renewed(0, self.env, start)[1]
 
-    def step(self, actions: Any) -> Step:
+    def step(self, actions: Structure) -> Step:
         actions = self._own_copy(actions)
         try:
-            return self._made_of(*self._step(actions))
+            return self._made_of(self._step(actions))
         except BREAKS as error:
-            return all_anew(self.num_envs, self._repairs.broke(0, "step", error), self._renewed())
+            return all_anew(self.num_envs, self.repairs.broke(0, "step", error), self._renewed())
 
-    def _made_of(
-        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
-    ) -> Step:
-        stops, cuts = terminateds, truncateds
-        if not stops.dtype.kind == cuts.dtype.kind == "b":
-            stops, cuts = as_flags(terminateds), as_flags(truncateds)
+    def _made_of(self, result: VectorResult) -> Step:
+        obs, rewards, terminateds, truncateds, infos = result
+        stops, cuts = as_flags(terminateds), as_flags(truncateds)
         if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
-            self._explain(obs, rewards, terminateds, truncateds)
-        if self._repairs.breaks:
-            self._repairs.stepped()
+            self._explain(result)
+        if self.repairs.breaks:
+            self.repairs.stepped()
         if self._finder is not None:
             self.mode = self._finder.find(rewards, stops | cuts, self._ended, infos)
             self._finder = self._finder if self.mode is None else None
         dead, final, self._ended = self._ended, None, None
         if 1 in stops.tobytes() or 1 in cuts.tobytes():  # many times faster than `any`
             ended = stops | cuts
-            self._repairs.worked(0, ended.tobytes().count(1))
+            self.repairs.worked(0, ended.tobytes().count(1))
             if self.mode in _RESETS_LATER:
                 self._ended = ended
             else:
                 obs, final = self._finish(obs, ended, infos)
         return Step(obs, rewards, stops, cuts, infos, dead, final)
 
-    def _explain(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any) -> None:
+    def _explain(self, result: VectorResult) -> NoReturn:
         """Raises an `EnvError` about the first environment whose answer is not sound."""
+        obs, rewards, terminateds, truncateds, _ = result
         for i in range(self.num_envs):
             row = _rows(self.observation_space, obs, i)
             check_observation(self.observation_space, row, f"observation of environment {i}")
             check_reward(rewards[i], f"`step` of environment {i}")
             for name, flags in (("terminated", terminateds), ("truncated", truncateds)):
                 check_flag(flags[i], name, f"`step` of environment {i}")
+        raise AssertionError("an answer that is not sound looked sound")
 
-    def _finish(self, obs: Any, ended: np.ndarray, infos: Any) -> tuple[Any, Any]:
+    def _finish(self, obs: Structure, ended: np.ndarray, infos: Infos) -> tuple[Any, Any]:
         indices = np.flatnonzero(ended)
         if self.mode is AutoresetMode.DISABLED:
             last = _rows(self.observation_space, obs, indices)
@@ -542,7 +522,7 @@ class VectorEnvironments(Environments):
         self.env.close()
 
 
-def _rows(space: gym.Space, batch: Any, indices: np.ndarray | int) -> Any:
+def _rows(space: Space, batch: Any, indices: np.ndarray | int) -> Any:
     if isinstance(space, gym.spaces.Dict):
         return {key: _rows(sub, batch[key], indices) for key, sub in space.items()}
     if isinstance(space, gym.spaces.Tuple):
@@ -550,7 +530,7 @@ def _rows(space: gym.Space, batch: Any, indices: np.ndarray | int) -> Any:
     return np.array(batch[indices])
 
 
-def all_anew(num_envs: int, error: Exception, first: Any) -> Step:
+def all_anew(num_envs: int, error: Exception, first: Structure) -> Step:
     """Returns the step in which all environments broke, since nobody can tell which did.
 
     Args:
@@ -583,7 +563,7 @@ def require_same_spaces(index: int, env: Any, first: Any) -> None:
             )
 
 
-def copier(space: gym.Space) -> Callable[[Any], Any]:
+def copier(space: Space) -> Callable[[Any], Any]:
     """Returns what copies a batch of actions in the space's dtypes, for the environment to keep.
 
     The arrays are read-only, so an environment that writes to its actions gets an error.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from tfpolicies.marks import for_place
 from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.rules import is_finite, is_schedule
 from tfpolicies.schedules import piecewise_linear
+from tfpolicies.types import Structure
+
+Curve: TypeAlias = Callable[[int], float]
+"""From the time step to a number."""
+Schedule: TypeAlias = float | Sequence[Sequence[float]] | Curve
 
 
 class Setting(NamedTuple):
@@ -50,9 +55,11 @@ class Exploration(abc.ABC):
     Attributes:
         transform: the shared part.
         needs_complete_episodes: whether `batch_mode` must be "complete_episodes".
+        fixed_settings: keywords of the base's constructor that this class gives by itself.
     """
 
     needs_complete_episodes = False
+    fixed_settings: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
@@ -128,7 +135,7 @@ class Scheduled(Exploration):
     state_name: str
     """What the number is called in the state."""
 
-    def __init__(self, transform: Transform, schedule: Callable[[int], float]) -> None:
+    def __init__(self, transform: Transform, schedule: Curve) -> None:
         super().__init__(transform)
         self._schedule = schedule
         self.last_timestep = 0
@@ -154,7 +161,7 @@ class Scheduled(Exploration):
 
 
 def checked_array(
-    exploration: Exploration, method: str, found: Any, shape: tuple[int, ...]
+    exploration: Exploration, method: str, found: Structure, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Returns what a method of a strategy gave, if its numbers have a dtype and shape.
 
@@ -167,10 +174,11 @@ def checked_array(
     Raises:
         UsageError: for anything else.
     """
-    is_array = isinstance(found, np.ndarray)
-    if is_array and found.shape == shape and found.dtype == np.float32:
+    if isinstance(found, np.ndarray) and found.shape == shape and found.dtype == np.float32:
         return found
-    given = f"{found.dtype} {list(found.shape)}" if is_array else f"{found!r:.60}"
+    given = (
+        f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else f"{found!r:.60}"
+    )
     raise UsageError(
         f"{type(exploration).__name__}.{method} must return a NumPy array float32 {list(shape)}, "
         f"got {given}."
@@ -187,9 +195,7 @@ def require_state(exploration: Exploration, state: Mapping[str, Any], *keys: str
         )
 
 
-def as_schedule(
-    name: str, value: Any, high: float, line: Sequence[Sequence[float]] = ()
-) -> Callable[[int], float]:
+def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[float]] = ()) -> Curve:
     """Returns a function from the time step to a number in [0, high].
 
     Args:

@@ -8,29 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.exploration import strategies
 from tfpolicies.exploration.exploration import Exploration, Setting
 from tfpolicies.exploration.parameter_noise import ParameterNoise
-from tfpolicies.exploration.strategies import (
-    EpsilonGreedy,
-    GaussianNoise,
-    OrnsteinUhlenbeckNoise,
-    PerWorkerEpsilonGreedy,
-    Random,
-    SoftQ,
-    StochasticSampling,
-)
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.rules import is_one_of
 
 STRATEGIES: dict[str, type[Exploration]] = {
     strategy.__name__: strategy
     for strategy in (
-        StochasticSampling,
-        Random,
-        EpsilonGreedy,
-        PerWorkerEpsilonGreedy,
-        SoftQ,
-        GaussianNoise,
-        OrnsteinUhlenbeckNoise,
+        strategies.StochasticSampling,
+        strategies.Random,
+        strategies.EpsilonGreedy,
+        strategies.PerWorkerEpsilonGreedy,
+        strategies.SoftQ,
+        strategies.GaussianNoise,
+        strategies.OrnsteinUhlenbeckNoise,
         ParameterNoise,
     )
 }
@@ -38,7 +31,7 @@ STRATEGIES: dict[str, type[Exploration]] = {
 
 def make_exploration(
     config: Mapping[str, Any] | None,
-    dist_class: Any,
+    dist_class: ActionDistribution,
     *,
     worker_index: int = 0,
     num_workers: int = 0,
@@ -70,14 +63,15 @@ def make_exploration(
     return _make(config, Setting(dist_class, _make, worker_index, num_workers, normalize_actions))
 
 
-def _make(config: Any, setting: Setting) -> Exploration:
+def _make(config: Mapping[str, Any] | None, setting: Setting) -> Exploration:
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(
             f"`exploration_config` must be a dict {{'type': ..., **settings}}, got {config!r}."
         )
     settings = dict(config or {})
     kind = settings.pop("type", None)
-    strategy = _strategy(StochasticSampling if is_one_of(kind, None, "") else kind)
+    is_default = is_one_of(kind, None, "")
+    strategy = _strategy(strategies.StochasticSampling if is_default else kind)
     known = _settings_of(strategy)
     unknown = [name for name in settings if name not in known]
     if unknown:
@@ -99,10 +93,10 @@ def _settings_of(strategy: type[Exploration]) -> list[str]:
         names |= {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return list(names)
+    return [name for name in names if name not in strategy.fixed_settings]
 
 
-def _strategy(kind: Any) -> type[Exploration]:
+def _strategy(kind: str | type[Exploration]) -> type[Exploration]:
     found = kind
     if isinstance(kind, str):
         found = STRATEGIES.get(kind) or _imported(kind)

@@ -140,8 +140,7 @@ class ParameterNoise(Exploration):
     def _greedy(self, inputs: np.ndarray) -> np.ndarray:
         parts = parts_of(self._dist_class(tf.constant(inputs, tf.float32)))
         flat = [tf.reshape(part.deterministic_sample(), [len(inputs), -1]) for part in parts]
-        actions: np.ndarray = tf.concat(flat, axis=-1).numpy()
-        return actions
+        return tf.concat(flat, axis=-1).numpy()
 
     @property
     def threshold(self) -> float:
@@ -221,8 +220,7 @@ def _softmax_divergence(p_logits: np.ndarray, q_logits: np.ndarray) -> np.ndarra
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = np.asarray(logits, np.float64)
     shifted = shifted - shifted.max(axis=-1, keepdims=True)
-    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def _is_perturbed(key: str, array: np.ndarray) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions import MASKED_LOGIT, Distribution
 from tfpolicies.models.spaces import action_leaves, cell_sizes, is_float_box
 
 MASKED = MASKED_LOGIT / 2
@@ -40,7 +40,7 @@ class ActionLeaf(abc.ABC):
         self.normal = np.zeros(num_columns, bool)
 
     @abc.abstractmethod
-    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
         """Returns random valid actions: int64 or float32 `[B, *shape]`.
 
         Args:
@@ -77,7 +77,7 @@ class Choices(ActionLeaf):
         flat = tf.gather(allowed, self._columns.ravel(), axis=-1)
         return tf.reshape(flat, [-1, *self._exists.shape]) * self._exists.astype(np.float32)
 
-    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
         """Picks the valid action of rank floor(noise * number of valid ones); 0 if none is."""
         valid = self._valid(part.inputs)
         number = tf.reduce_sum(valid, axis=-1)
@@ -92,10 +92,10 @@ class Bits(ActionLeaf):
 
     is_discrete = True
 
-    def __init__(self, space: Any) -> None:
+    def __init__(self, space: spaces.MultiBinary) -> None:
         super().__init__(tuple(space.shape), math.prod(space.shape))
 
-    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
         ones = tf.logical_and(noise >= 0.5, part.inputs > MASKED)
         return tf.reshape(tf.cast(ones, tf.int64), [-1, *self.shape])
 
@@ -115,7 +115,7 @@ class Continuous(ActionLeaf):
 
     is_discrete = False
 
-    def __init__(self, space: Any, normalize: bool) -> None:
+    def __init__(self, space: spaces.Box, normalize: bool) -> None:
         super().__init__(tuple(space.shape), math.prod(space.shape))
         low, high = _inner_float32(space.low.ravel(), space.high.ravel())
         bounded = np.isfinite(low) & np.isfinite(high)
@@ -127,7 +127,7 @@ class Continuous(ActionLeaf):
         self.width = np.where(np.isfinite(width), width, np.float32(1))
         self.normal = ~bounded
 
-    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+    def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
         low, high = np.where(self.normal, 0, self.low), np.where(self.normal, 0, self.high)
         within = low * (1.0 - noise) + high * noise  # high - low may overflow
         if self.normal.any():
@@ -152,7 +152,7 @@ def pickable_leaves(space: spaces.Space, normalize: bool) -> tuple[ActionLeaf, .
     return tuple(_action_leaf(leaf.space, normalize) for leaf in action_leaves(space))
 
 
-def _action_leaf(space: Any, normalize: bool) -> ActionLeaf:
+def _action_leaf(space: spaces.Space, normalize: bool) -> ActionLeaf:
     if isinstance(space, spaces.MultiBinary):
         return Bits(space)
     if is_float_box(space):

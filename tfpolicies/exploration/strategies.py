@@ -11,6 +11,7 @@ import numpy as np
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
+    Schedule,
     Scheduled,
     Setting,
     as_schedule,
@@ -113,7 +114,7 @@ class EpsilonGreedy(Scheduled):
         final_epsilon: float = 0.05,
         warmup_timesteps: int = 0,
         epsilon_timesteps: int = 100_000,
-        epsilon_schedule: Any = None,
+        epsilon_schedule: Schedule | None = None,
     ) -> None:
         _require_leaves(self, setting, lambda leaf: leaf.is_discrete, _DISCRETE)
         require_numbers(0.0, 1.0, initial_epsilon=initial_epsilon, final_epsilon=final_epsilon)
@@ -173,7 +174,7 @@ class GaussianNoise(Scheduled):
         initial_scale: float = 1.0,
         final_scale: float = 0.02,
         scale_timesteps: int = 10_000,
-        scale_schedule: Any = None,
+        scale_schedule: Schedule | None = None,
     ) -> None:
         leaves = setting.leaves
         boxes = [leaf for leaf in leaves if isinstance(leaf, Continuous)]
@@ -212,6 +213,8 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         ConfigError: if an argument is out of range, or the action space does not fit.
     """
 
+    fixed_settings = frozenset({"stddev"})
+
     def __init__(
         self,
         setting: Setting,
@@ -219,23 +222,11 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         ou_theta: float = 0.15,
         ou_sigma: float = 0.2,
         ou_base_scale: float = 0.1,
-        random_timesteps: int = 1000,
-        initial_scale: float = 1.0,
-        final_scale: float = 0.02,
-        scale_timesteps: int = 10_000,
-        scale_schedule: Any = None,
+        **settings: Any,
     ) -> None:
         require_numbers(0.0, 1.0, ou_theta=ou_theta)
         require_numbers(ou_sigma=ou_sigma, ou_base_scale=ou_base_scale)
-        super().__init__(
-            setting,
-            random_timesteps=random_timesteps,
-            stddev=ou_base_scale,
-            initial_scale=initial_scale,
-            final_scale=final_scale,
-            scale_timesteps=scale_timesteps,
-            scale_schedule=scale_schedule,
-        )
+        super().__init__(setting, stddev=ou_base_scale, **settings)
         self._theta, self.ou_sigma = float(ou_theta), float(ou_sigma)
         boxes = [leaf for leaf in setting.leaves if isinstance(leaf, Continuous)]
         self._width = np.concatenate([leaf.width for leaf in boxes])

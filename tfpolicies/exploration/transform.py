@@ -22,15 +22,17 @@ import copy
 import math
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.exploration.picking import ActionLeaf, Continuous
-from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution, Distribution, Product
 from tfpolicies.models.distributions.noise import NOISE_KINDS, NoiseKind
 
+AnyDistribution: TypeAlias = Distribution | Product
+Chosen: TypeAlias = tuple[list[tf.Tensor], AnyDistribution | None]
 MIN_TEMPERATURE = 1e-6
 
 
@@ -47,9 +49,7 @@ class Base(Protocol):
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws its noise, float32 `[B, noise_size]`."""
 
-    def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Returns an action tensor per leaf, and the distribution they follow or None."""
 
 
@@ -59,7 +59,7 @@ class Sample:
     Its only parameter, if tempered, is the temperature.
     """
 
-    def __init__(self, dist_class: Any, tempered: bool = False) -> None:
+    def __init__(self, dist_class: ActionDistribution, tempered: bool = False) -> None:
         self._dist_class = dist_class
         self._tempered = tempered
         self.key: Hashable = ("sample", tempered)
@@ -74,12 +74,9 @@ class Sample:
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws the distribution's own noise."""
-        noise: np.ndarray = self._dist_class.draw_noise(rng, rows)
-        return noise
+        return self._dist_class.draw_noise(rng, rows)
 
-    def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Samples."""
         if self._tempered:
             temperature = tf.maximum(params[0], MIN_TEMPERATURE)
@@ -99,9 +96,7 @@ class Greedy:
         """Draws nothing."""
         return np.zeros((rows, 0), np.float32)
 
-    def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Takes the mode."""
         return _greedy(distribution), None
 
@@ -128,9 +123,7 @@ class Disturb:
         noise[:, 1:] = rng.standard_normal((rows, self.noise_size - 1), np.float32)
         return noise
 
-    def choose(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], Any]:
+    def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
         """Adds the noise."""
         gate = noise[:, :1] > 0.0
         parts = tf.split(noise[:, 1:] * params[0], self._sizes, axis=-1)
@@ -216,11 +209,7 @@ class Transform:
         return np.concatenate([before, self._own_noise(rng, rows, params, base_noise)], axis=1)
 
     def _own_noise(
-        self,
-        rng: np.random.Generator,
-        rows: int,
-        params: np.ndarray,
-        base_noise: np.ndarray | None,
+        self, rng: np.random.Generator, rows: int, params: np.ndarray, base_noise: np.ndarray | None
     ) -> np.ndarray:
         epsilon = float(params[0]) if self._mixed else 0.0
         if base_noise is None and epsilon < 1.0:
@@ -241,7 +230,7 @@ class Transform:
         return noise
 
     def apply(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+        self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns an action tensor `[B, *shape]` per leaf, and their log-probabilities `[B]`.
 
@@ -276,8 +265,8 @@ class Transform:
 
     def _mix(
         self,
-        distribution: Any,
-        actions: Sequence[tf.Tensor],
+        distribution: AnyDistribution,
+        actions: list[tf.Tensor],
         explores: tf.Tensor,
         columns: tf.Tensor,
     ) -> list[tf.Tensor]:
@@ -298,11 +287,11 @@ class Transform:
         return mixed
 
 
-def parts_of(distribution: Any) -> list[Any]:
+def parts_of(distribution: AnyDistribution) -> list[Any]:
     """Returns the distribution of each leaf of the action space."""
     parts = getattr(distribution, "parts", None)
     return list(parts) if isinstance(parts, list | tuple) else [distribution]
 
 
-def _greedy(distribution: Any) -> list[tf.Tensor]:
+def _greedy(distribution: AnyDistribution) -> list[tf.Tensor]:
     return [part.deterministic_sample() for part in parts_of(distribution)]

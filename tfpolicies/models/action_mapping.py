@@ -24,12 +24,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from gymnasium import spaces
+from numpy.typing import ArrayLike, DTypeLike
 
 from tfpolicies.models.spaces import Leaf, action_leaves, half_width_and_middle, is_float_box
 
 
-def _cast(array: Any, dtype: Any) -> np.ndarray:
+def _cast(array: ArrayLike, dtype: DTypeLike) -> np.ndarray:
     return np.array(array, dtype)
 
 
@@ -108,7 +110,7 @@ class ActionMapping:
     def leaf_to_env(
         self,
         leaf: Leaf,
-        actions: Any,
+        actions: np.ndarray | tf.Tensor,
         cast: Callable[[Any, Any], Any] = _cast,
         clip: Callable[[Any, Any, Any], Any] = np.clip,
     ) -> Any:
@@ -141,7 +143,7 @@ class ActionMapping:
         half_width, middle = _scale(leaf.space, np.float64)
         return ((actions - middle) / half_width).astype(leaf.dtype)
 
-    def _offset(self, space: Any) -> np.ndarray:
+    def _offset(self, space: spaces.Space) -> np.ndarray:
         """Returns what the environment's integers have on top of the policy's, int64."""
         # Bounds beyond int64 wrap around, and wrap back when the sum is cast to the space's uint64.
         if isinstance(space, spaces.Box) and (self.from_zero or self.normalize):
@@ -163,7 +165,7 @@ def find_unscaled(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> floa
     return None
 
 
-def _finite_bounds(space: Any, compute: Any) -> tuple[np.ndarray, np.ndarray]:
+def _finite_bounds(space: Any, compute: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bounds; where one is missing, the largest finite number of the space's dtype."""
     largest = np.finfo(space.dtype).max
     return (
@@ -172,5 +174,5 @@ def _finite_bounds(space: Any, compute: Any) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def _scale(space: Any, compute: Any) -> tuple[np.ndarray, np.ndarray]:
+def _scale(space: spaces.Box, compute: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     return half_width_and_middle(space.low.astype(compute), space.high.astype(compute))

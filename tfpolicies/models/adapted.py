@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+from tfpolicies.extensions import Extensible
+
 
 @runtime_checkable
 class AdaptedModel(Protocol):
@@ -17,7 +19,7 @@ class AdaptedModel(Protocol):
 
     inner: Any
 
-    def hand_to(self, policy: Any) -> None:
+    def hand_to(self, policy: Extensible) -> None:
         """Takes down the policy whose weights methods that are looked up now run with.
 
         It is called when somebody asks for `policy.model`, since all policies of a kind share it.

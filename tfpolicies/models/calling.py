@@ -14,6 +14,7 @@ from tfpolicies.models.extent import is_built_from_file, require_room_for_rows
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.work import ROWS, require_work
+from tfpolicies.types import TensorStructure
 
 ZERO_ROWS = ROWS  # sequences, and steps of each, that a model is tried with
 
@@ -40,7 +41,7 @@ def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
     return found
 
 
-def call_model(model: keras.Model, inputs: Any, *, training: bool = False) -> Any:
+def call_model(model: keras.Model, inputs: TensorStructure, *, training: bool = False) -> Any:
     """Calls a model with inputs by name, or a single one, in the structure that it takes.
 
     See `structured`.
@@ -107,7 +108,7 @@ def _input_name(name: str, inputs: Mapping[str, Any]) -> str | None:
     return next((known for known in (name, f"obs_{name}") if known in inputs), None)
 
 
-def _names_of(structure: Any) -> list[str]:
+def _names_of(structure: TensorStructure) -> list[str]:
     """Returns the names of a functional model's inputs: keys of a dict, or those of tensors."""
     if isinstance(structure, Mapping):
         return [str(key) for key in structure]

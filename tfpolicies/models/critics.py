@@ -11,14 +11,17 @@ from typing import Any
 import gymnasium as gym
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, zeros
-from tfpolicies.models.catalog import ACTIONS, build_critic
+from tfpolicies.models.catalog.q_network import ACTIONS, build_critic
+from tfpolicies.models.custom_model import context_of, model_of, require_float32
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.network import ModelSource, context_of, model_of, require_float32
+from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.ports import InputPorts, model_leaves
 from tfpolicies.models.registry import model_given
+from tfpolicies.models.settings import Settings
 
 
 class Critics(keras.Model):
@@ -35,7 +38,7 @@ class Critics(keras.Model):
         self.critics = list(critics)
         self._shape = shape
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> Any:
         values = [call_model(each, inputs, training=training) for each in self.critics]
         rows = (-1, *self._shape)
         return keras.ops.stack([keras.ops.reshape(x, rows) for x in values], axis=-1)
@@ -44,7 +47,7 @@ class Critics(keras.Model):
 def critic_source(
     observation_space: gym.Space,
     dist_class: ActionDistribution,
-    config: Mapping[str, Any],
+    config: Settings,
     count: int,
     *,
     setting: str = "model",

@@ -5,37 +5,39 @@ Knows no Keras, so that configs can use it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 from tfpolicies.errors import near_matches
 from tfpolicies.models.registry import MODELS
 from tfpolicies.rules import BOOL, COUNT, DICT, FINITE, Rule, is_count
+from tfpolicies.types import Setting
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
 _MOST_STEPS = 1000  # of the past that are handed over beside a memory
 
 
-def is_list_of_counts(value: Any) -> bool:
+def is_list_of_counts(value: Setting) -> TypeGuard[Sequence[int]]:
     """Whether `value` is a list or tuple of at most 256 integers of at least 1."""
     return is_short(value) and all(is_count(entry) for entry in value)
 
 
-def is_short(value: Any) -> bool:
+def is_short(value: Setting) -> TypeGuard[Sequence[Setting]]:
     """Whether `value` is a list or tuple for not more layers than Keras can put on each other."""
     return isinstance(value, list | tuple) and len(value) <= _MOST_LAYERS
 
 
-def _is_extent(value: Any) -> bool:
+def _is_extent(value: Setting) -> bool:
     return is_count(value) or (is_list_of_counts(value) and len(value) == 2)
 
 
-def _is_convolution(layer: Any) -> bool:
+def _is_convolution(layer: Setting) -> bool:
     if not isinstance(layer, list | tuple) or len(layer) != 3:
         return False
     return is_count(layer[0]) and all(map(_is_extent, layer[1:]))
 
 
-def _only(value: Any, words: str) -> Rule:
+def _only(value: Setting, words: str) -> Rule:
     return Rule(lambda x: type(x) is type(value) and x == value, words)
 
 
@@ -51,7 +53,7 @@ _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessi
 _STEPS = Rule(lambda x: is_count(x, 0) and x <= _MOST_STEPS, f"an integer from 0 to {_MOST_STEPS}")
 
 
-def _model_hint(custom_model: Any) -> str:
+def _model_hint(custom_model: Setting) -> str:
     if not isinstance(custom_model, str):
         return ""
     near = near_matches(custom_model, MODELS).lstrip()

@@ -24,7 +24,7 @@ class ensure_eager:
     def __enter__(self) -> None:
         self._mode = _enter_eager_mode()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._mode is not None:
             self._mode.__exit__(*error)
 
@@ -66,7 +66,7 @@ class EagerLock:
         self._lock.acquire()
         self._modes.append(_enter_eager_mode())
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             mode = self._modes.pop()
             if mode is not None:

@@ -137,16 +137,16 @@ def extent_of(make: Callable[[], Any]) -> Extent:
 class _Unfilled(keras.StatelessScope):
     """A scope whose variables read as zeros of a graph, whatever they would start with."""
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> Any:
         return tf.zeros(variable.shape, variable.dtype)
 
 
-def _known(shape: Any) -> Shape:
+def _known(shape: Sequence[int | None]) -> Shape:
     """Returns a shape's known sizes."""
     return tuple(int(n) for n in shape if n is not None)
 
 
-def _outputs(model: Any) -> Iterator[Shape]:
+def _outputs(model: keras.layers.Layer) -> Iterator[Shape]:
     """Yields the shapes of what the layers of a model give, those of inner models too."""
     layers = [*getattr(model, "operations", []), *getattr(model, "layers", [])]
     for layer in {id(layer): layer for layer in layers}.values():  # most are in both

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gymnasium import spaces
+from gymnasium import Space, spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
 from tfpolicies.models.running_filter import (
@@ -20,11 +21,12 @@ from tfpolicies.models.running_filter import (
 )
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.models.spaces import MASK, batch_leaves, has_mask, leaves, nest, pick
+from tfpolicies.types import Setting, Structure
 
 _EPSILON = 1e-8
 
 
-def normalize(x: tf.Tensor, mean: Any, scale: Any) -> tf.Tensor:
+def normalize(x: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """Returns `(x - mean) * scale`, clipped to `[-10, 10]`.
 
     Args:
@@ -35,7 +37,7 @@ def normalize(x: tf.Tensor, mean: Any, scale: Any) -> tf.Tensor:
     return tf.clip_by_value((x - mean) * scale, -CLIP, CLIP)
 
 
-def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
+def filtered_leaves(observation_space: Space) -> tuple[int, ...]:
     """Returns which of `leaves(observation_space)` a MeanStdFilter normalises: Boxes of numbers.
 
     Images (uint8), discrete leaves and an action mask are seen as they are.
@@ -54,7 +56,7 @@ def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
     )
 
 
-def make_filter(name: Any, observation_space: spaces.Space) -> MeanStdFilter:
+def make_filter(name: Setting, observation_space: Space) -> MeanStdFilter:
     """Returns the filter that the setting `observation_filter` names.
 
     `"NoFilter"` gives a filter that normalises no leaf; `"ConcurrentMeanStdFilter"` is
@@ -74,7 +76,7 @@ def make_reward_filter(name: str) -> RewardFilter | None:
     return ReturnFilter() if name == RETURN_FILTER else RewardFilter()
 
 
-def require_filter(name: Any) -> None:
+def require_filter(name: Setting) -> None:
     """Checks that a policy can filter by what its setting `observation_filter` is.
 
     Raises:
@@ -113,9 +115,7 @@ class MeanStdFilter(RunningFilter):
     Scaling(mean=array([1.5], dtype=float32), scale=array([0.7745967], dtype=float32))
     """
 
-    def __init__(
-        self, observation_space: spaces.Space, filtered: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, observation_space: Space, filtered: Sequence[int] | None = None) -> None:
         if filtered is None:
             filtered = filtered_leaves(observation_space)
         self.filtered = tuple(filtered)
@@ -143,7 +143,7 @@ class MeanStdFilter(RunningFilter):
             )
         self._observe([batches[i] for i in self.filtered])
 
-    def __call__(self, x: Any, update: bool = False) -> Any:
+    def __call__(self, x: Structure, update: bool = False) -> Any:
         """Returns observations as the model sees them: normalised by the frozen numbers, float32.
 
         Args:
@@ -204,7 +204,7 @@ class RewardFilter(RunningFilter):
     def __init__(self) -> None:
         super().__init__([()])
 
-    def observe(self, rewards: Any) -> None:
+    def observe(self, rewards: ArrayLike) -> None:
         """Adds raw rewards, of any shape, to the pending ones.
 
         Raises:
@@ -212,7 +212,7 @@ class RewardFilter(RunningFilter):
         """
         self._observe([np.ravel(rewards)])
 
-    def __call__(self, rewards: Any, update: bool = False) -> np.ndarray:
+    def __call__(self, rewards: ArrayLike, update: bool = False) -> np.ndarray:
         """Returns scaled rewards, float32, of the same shape, by the frozen statistics.
 
         Args:

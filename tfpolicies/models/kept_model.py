@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
+from tfpolicies.models.actor_critic import ActorCritic, call_actor
 from tfpolicies.models.calling import call_model, structured, zeros
-from tfpolicies.models.catalog import NormalizedColumns
+from tfpolicies.models.catalog.initializers import NormalizedColumns
 from tfpolicies.models.filters import CLIP
-from tfpolicies.models.network import ActorCritic, call_actor
 from tfpolicies.models.ports import OBS, SEQ_LENS, InputPorts
 from tfpolicies.models.running_filter import Scaling
 

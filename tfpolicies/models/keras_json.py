@@ -14,6 +14,7 @@ from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.extent import require_room
 from tfpolicies.models.keras_names import DTYPES, Kind, kinds
 from tfpolicies.models.work import Work, require_limits, require_work
+from tfpolicies.types import Json
 
 _LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
 _KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # beside class and config
@@ -104,7 +105,7 @@ class _Reader:
         self.calls = self.unfolded = 0
         self.used: dict[str, Any] = {}
 
-    def read(self, record: Any, kind: Kind | None) -> Any:
+    def read(self, record: Json | Mapping[str, Any], kind: Kind | None) -> Any:
         """Returns a copy of a value.
 
         Args:
@@ -170,7 +171,7 @@ class _Reader:
             **kept,
         }
 
-    def _foreign(self, name: str, registered: str, module: Any, kind: Kind) -> type:
+    def _foreign(self, name: str, registered: str, module: Json, kind: Kind) -> type:
         """Returns the class outside Keras that a record names, and adds it to `used`."""
         found = _known(registered) or _known(name)
         if not isinstance(found, type):
@@ -239,14 +240,14 @@ def _kind_of(key: str) -> Kind | None:
     return kinds().get(ending) if ending else None
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Json) -> bool:
     """Whether a value is made of numbers, texts and lists."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _multiplies_rows(value: Any) -> bool:
+def _multiplies_rows(value: Json) -> bool:
     """Whether a regularizer multiplies each row with all others; a batch has any number."""
     name = value.get("class_name") if isinstance(value, Mapping) else value
     config = value.get("config") if isinstance(value, Mapping) else None
@@ -254,7 +255,7 @@ def _multiplies_rows(value: Any) -> bool:
     return str(name).replace("_", "").lower() == "orthogonalregularizer" and mode == "rows"
 
 
-def _largest(value: Any) -> float:
+def _largest(value: Json) -> float:
     """Returns the largest number in nested lists."""
     if isinstance(value, list | tuple):
         return max(map(_largest, value), default=0)

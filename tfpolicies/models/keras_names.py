@@ -56,7 +56,7 @@ def kinds() -> dict[str, Kind]:
     return {**found, "": Kind("object", bases, every, frozenset())}
 
 
-def is_optimizer(name: Any) -> bool:
+def is_optimizer(name: object) -> bool:
     """Whether a name is that of an optimizer of Keras's own, or registered in this process."""
     if not isinstance(name, str):
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -144,7 +144,7 @@ def _children(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
             yield from _listed(key, value)
 
 
-def _listed(key: str, container: Any) -> Iterator[tuple[str, Any]]:
+def _listed(key: str, container: Sequence[object] | dict[str, object]) -> Iterator[tuple[str, Any]]:
     """Yields the layers of a list, numbered by class."""
     used: dict[str, int] = {}
     for item in container.values() if isinstance(container, dict) else container:

@@ -33,7 +33,7 @@ class Rate(NamedTuple):
     counts_updates: bool  # whether it is a function of gradient updates, not of time steps
 
 
-def changing_rate(lr: Any) -> Rate | None:
+def changing_rate(lr: float | Callable[[int], float] | Mapping[str, Any]) -> Rate | None:
     """Returns the function that a setting `lr` stands for; None for a number.
 
     Args:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfpolicies.errors import UsageError
+
+Gradients: TypeAlias = list[tuple[Any, Any]]
+"""Each gradient with its variable."""
 
 
 def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -50,9 +53,7 @@ def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -
     return tf.maximum(-1.0, 1.0 - variance(targets - values) / (variance(targets) + 1e-6))
 
 
-def clip_gradients(
-    pairs: list[tuple[Any, Any]], limit: tf.Tensor, how: str
-) -> list[tuple[Any, Any]]:
+def clip_gradients(pairs: Gradients, limit: tf.Tensor, how: str) -> Gradients:
     """Clips gradients by their global norm, each one's norm, or each entry.
 
     An infinite limit leaves them as they are; where it is a constant, nothing is computed for it.
@@ -60,7 +61,7 @@ def clip_gradients(
     if tf.get_static_value(limit) == math.inf:
         return pairs
 
-    def with_each(clipped: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    def with_each(clipped: Callable[[Any], Any]) -> Gradients:
         return [(None if g is None else clipped(g), variable) for g, variable in pairs]
 
     if how == "value":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfpolicies.models.spaces import (
     MASK,
     OBSERVATIONS,
     Leaf,
+    Leaves,
     action_leaves,
     has_mask,
     leaves,
@@ -28,6 +29,7 @@ from tfpolicies.models.spaces import (
     pick,
     port_names,
 )
+from tfpolicies.types import Structure, TensorStructure
 
 SEQ_LENS = "seq_lens"
 NOISE = "noise"
@@ -37,6 +39,9 @@ PREVIOUS = {"prev_actions": ACTIONS, "prev_rewards": REWARDS}
 """The views of one step back, which are arguments of `compute_actions`."""
 NUMBER = spaces.Box(-np.inf, np.inf, (), np.float32)
 """The space of a reward."""
+
+
+Arrays: TypeAlias = Sequence[np.ndarray]
 
 
 class Port(NamedTuple):
@@ -108,7 +113,7 @@ class View:
         shifts = tuple(min(shift + 1, -1) for shift in self.shifts)
         return View(f"new_{self.name}", self.source, self.space, shifts, self.is_window)
 
-    def picked(self, column: Any) -> list[Any]:
+    def picked(self, column: Structure | TensorStructure) -> list[Any]:
         """Returns the leaves of a nested column."""
         return [pick(column, leaf.path) for leaf in self.leaves]
 
@@ -116,9 +121,7 @@ class View:
         """Inverts `picked`."""
         return nest(self.space, arrays)
 
-    def reached(
-        self, seen: Sequence[np.ndarray], present: Sequence[np.ndarray], later: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
+    def reached(self, seen: Arrays, present: Arrays, later: Arrays) -> list[np.ndarray]:
         """Returns what is seen one step after rows, a leaf `[R, ...]` each.
 
         Args:
@@ -269,7 +272,7 @@ class InputPorts:
         return list(inputs[:first]), list(inputs[first:second]), list(inputs[second:])
 
 
-def leaf_ports(prefix: str, space_leaves: Sequence[Leaf]) -> tuple[Port, ...]:
+def leaf_ports(prefix: str, space_leaves: Leaves) -> tuple[Port, ...]:
     """Returns one port per leaf: `prefix`, or `prefix_<path>`."""
     names = port_names(space_leaves, prefix)
     return tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,18 +10,15 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import ObservationError
-from tfpolicies.models.spaces import (
-    Leaf,
-    batch_leaves,
-    cell_sizes,
-    flat_rows,
-    flat_size,
-    is_choice,
-)
+from tfpolicies.models.spaces import Leaf, batch_leaves, cell_sizes, flat_rows, flat_size, is_choice
+from tfpolicies.types import Structure
 
 
 def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Returns leaves `[B, *leaf.shape]` as float32 rows `[B, F]`: choices one-hot, pixels to 255.
+
+    Raises:
+        ObservationError: for a choice that its space does not have.
 
     >>> from gymnasium import spaces
     >>> from tfpolicies.models.spaces import leaves
@@ -31,16 +29,21 @@ def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np
     parts = []
     for leaf, array in zip(space_leaves, arrays, strict=True):
         space: Any = leaf.space
-        if not is_choice(space):
-            parts.append(array.reshape(len(array), -1))
-            continue
-        counted = (array - space.start).reshape(len(array), -1)
-        sizes = cell_sizes(space)
-        parts += [np.eye(n, dtype=np.float32)[counted[:, i]] for i, n in enumerate(sizes)]
+        rows = array.reshape(len(array), math.prod(leaf.shape))
+        if is_choice(space):
+            sizes, choices = np.array(cell_sizes(space)), rows - np.ravel(space.start)
+            if ((choices < 0) | (choices >= sizes)).any():
+                raise ObservationError(
+                    f"{leaf.name('obs')} must hold members of {space}, but got values from "
+                    f"{array.min()} to {array.max()}. Correct the space or the environment."
+                )
+            rows = np.zeros((len(array), sizes.sum()), np.float32)
+            np.put_along_axis(rows, choices + np.cumsum(sizes) - sizes, 1.0, axis=1)
+        parts.append(rows)
     return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
-def preprocess_batch(space_leaves: Sequence[Leaf], obs_batch: Any) -> Any:
+def preprocess_batch(space_leaves: Sequence[Leaf], obs_batch: Structure) -> Any:
     """Returns a batch of observations as rows `[B, F]`; one that has this form as it is.
 
     A Box or MultiBinary that is not nested has no such form, and stays as it is.
@@ -60,7 +63,7 @@ def _has_rows(space_leaves: Sequence[Leaf]) -> bool:
 
 
 def turned_back(
-    space_leaves: Sequence[Leaf], obs_batch: Any, error: ObservationError
+    space_leaves: Sequence[Leaf], obs_batch: Structure, error: ObservationError
 ) -> list[np.ndarray]:
     """Returns the leaves `[B, *leaf.shape]` of preprocessed observations.
 

@@ -5,28 +5,29 @@ Everything takes tensors or arrays, so it serves traced losses and NumPy callers
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from tfpolicies.models.distributions import MASKED_LOGIT
 
+Tensor: TypeAlias = tf.Tensor
 _MASKED = MASKED_LOGIT / 2  # values up to this one belong to forbidden actions
 
 
-def chosen_values(values: Any, actions: Any) -> tf.Tensor:
+def chosen_values(values: Tensor, actions: Tensor) -> Tensor:
     """Returns the values `[B]` of `actions` `[B]` among those of all actions, `[B, n]`."""
     choice = tf.one_hot(tf.cast(actions, tf.int32), values.shape[-1])
     return tf.reduce_sum(values * choice, axis=-1)
 
 
-def chosen_rows(numbers: Any, actions: Any) -> tf.Tensor:
+def chosen_rows(numbers: Tensor, actions: Tensor) -> Tensor:
     """Returns the numbers `[B, m]` of `actions` `[B]` among those of all actions, `[B, n, m]`."""
     choice = tf.one_hot(tf.cast(actions, tf.int32), numbers.shape[-2])
     return tf.reduce_sum(numbers * choice[:, :, None], axis=-2)
 
 
-def td_targets(rewards: Any, discounts: Any, next_values: Any, chooser: Any) -> tf.Tensor:
+def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, chooser: Tensor) -> Tensor:
     """Returns r + discount * Q'(s', argmax chooser), `[B]`.
 
     Mnih et al. 2015 (doi:10.1038/nature14236) with Q' as the chooser; double Q-learning, van
@@ -44,8 +45,8 @@ def td_targets(rewards: Any, discounts: Any, next_values: Any, chooser: Any) -> 
 
 
 def atom_targets(
-    rewards: Any, discounts: Any, next_logits: Any, chooser: Any, atoms: Any
-) -> tf.Tensor:
+    rewards: Tensor, discounts: Tensor, next_logits: Tensor, chooser: Tensor, atoms: Tensor
+) -> Tensor:
     """Returns the distribution of r + discount * Z'(s', argmax chooser) on the atoms, `[B, m]`.
 
     Bellemare et al. 2017 (arXiv:1707.06887), algorithm 1; as `td_targets` else.
@@ -62,7 +63,7 @@ def atom_targets(
     return projected(tf.nn.softmax(logits, axis=-1), rewards, discounts * goes_on, atoms)
 
 
-def projected(probabilities: Any, rewards: Any, discounts: Any, atoms: Any) -> tf.Tensor:
+def projected(probabilities: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tensor) -> Tensor:
     """Returns the distribution of r + discount * Z on the atoms themselves, `[B, m]`.
 
     What is beyond the first or the last atom moves there; what is between two atoms is shared by
@@ -85,7 +86,7 @@ def projected(probabilities: Any, rewards: Any, discounts: Any, atoms: Any) -> t
     return tf.reduce_sum(shares * probabilities[:, None, :], axis=-1)
 
 
-def atom_errors(logits: tf.Tensor, actions: Any, targets: tf.Tensor) -> tf.Tensor:
+def atom_errors(logits: Tensor, actions: Tensor, targets: Tensor) -> Tensor:
     """Returns the cross entropy of the targets and Z(s, a), in nats, `[B]`.
 
     It is 0 where a mask forbids the action that was taken.
@@ -100,6 +101,6 @@ def atom_errors(logits: tf.Tensor, actions: Any, targets: tf.Tensor) -> tf.Tenso
     return tf.where(tf.reduce_max(chosen, axis=-1) > _MASKED, entropies, 0.0)
 
 
-def td_errors(chosen: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+def td_errors(chosen: Tensor, targets: Tensor) -> Tensor:
     """Returns Q(s, a) - y, `[B]`; 0 where a mask forbids the action that was taken."""
     return tf.where(chosen > _MASKED, chosen - targets, 0.0)

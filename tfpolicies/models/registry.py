@@ -8,6 +8,7 @@ from typing import Any
 from tfpolicies.errors import ModelSettingError
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.registers import Register
+from tfpolicies.types import Setting
 
 MODELS = Register("A model", ModelSettingError)
 
@@ -33,7 +34,7 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
     MODELS.add(name, factory)
 
 
-def model_given(custom_model: Any) -> Any:
+def model_given(custom_model: Setting) -> Any:
     """Returns what a setting `custom_model` stands for.
 
     That is what is registered under a name, or what was given; an extension may make a factory of

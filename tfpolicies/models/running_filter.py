@@ -23,11 +23,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError, WeightsError
 from tfpolicies.extensions import Extensible
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.rules import one_of
+from tfpolicies.types import Setting
 
 CLIP = 10.0  # normalised values are clipped to +-CLIP
 
@@ -52,7 +54,7 @@ class Scaling(NamedTuple):
     scale: np.ndarray
 
     @classmethod
-    def of(cls, mean: Any, scale: Any) -> Scaling:
+    def of(cls, mean: ArrayLike, scale: ArrayLike) -> Scaling:
         """Returns read-only float32 copies of two arrays of one shape."""
         arrays = [np.array(array, np.float32) for array in (mean, scale)]
         for array in arrays:
@@ -226,7 +228,7 @@ def _restored(state: Mapping[str, Any], prefix: str, shape: tuple[int, ...]) -> 
     return stat
 
 
-def _refuse_state(rule: str, value: Any) -> NoReturn:
+def _refuse_state(rule: str, value: Setting) -> NoReturn:
     raise WeightsError(
         f"The state of a filter must have {rule}, but got {value!r}. Restore a state that "
         "`get_state` of a filter for the same space returned."

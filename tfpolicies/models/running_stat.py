@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError
 
@@ -53,7 +52,7 @@ class RunningStat:
         """The square root of `var`."""
         return np.sqrt(self.var)
 
-    def push_batch(self, batch: Any) -> None:
+    def push_batch(self, batch: ArrayLike) -> None:
         """Adds the rows of `batch` `[B, *shape]`, of any real dtype.
 
         Raises:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from tfpolicies.errors import ModelSettingError, near_matches, show_value
 from tfpolicies.models.defaults import MODEL_DEFAULTS, SETTINGS
 
+Settings: TypeAlias = Mapping[str, Any]
+"""A `model` config, or one that holds it."""
 
-def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+
+def model_settings(config: Settings) -> dict[str, Any]:
     """Completes a `model` config from `MODEL_DEFAULTS` and checks it.
 
     Args:
@@ -64,7 +67,7 @@ _READ_BY = {
 """What settings are of no effect without: one of some memories."""
 
 
-def has_memory(settings: Mapping[str, Any]) -> bool:
+def has_memory(settings: Settings) -> bool:
     """Whether settings ask for a memory.
 
     >>> has_memory(model_settings({"use_gru": True})), has_memory(model_settings({}))
@@ -73,12 +76,12 @@ def has_memory(settings: Mapping[str, Any]) -> bool:
     return any(settings.get(key) for key in _MEMORIES)
 
 
-def without_memory(settings: Mapping[str, Any]) -> dict[str, Any]:
+def without_memory(settings: Settings) -> dict[str, Any]:
     """Returns settings that ask for no memory, and are as given otherwise."""
     return {**settings, **{key: MODEL_DEFAULTS[key] for key in (*_MEMORIES, *_READ_BY)}}
 
 
-def _check_together(settings: Mapping[str, Any]) -> None:
+def _check_together(settings: Settings) -> None:
     used = [key for key in _MEMORIES if settings[key]]
     if len(used) > 1:
         raise ModelSettingError(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 from tfpolicies.finite import NO_NUMBERS, is_finite
+from tfpolicies.types import Structure
 
 MASK, OBSERVATIONS = "action_mask", "observations"
 """The keys of observations with a mask, which policies obey."""
@@ -37,7 +39,10 @@ class Leaf(NamedTuple):
         return "_".join((prefix, *self.path))
 
 
-def describe_space(space: Any) -> str:
+Leaves: TypeAlias = Sequence[Leaf]
+
+
+def describe_space(space: spaces.Space | None) -> str:
     """Returns a space in a few words, without the bounds of Boxes.
 
     >>> describe_space(spaces.Box(-1.0, 1.0, (84, 84, 4)))
@@ -126,7 +131,7 @@ def _parts(space: spaces.Space) -> Iterable[tuple[Any, spaces.Space]]:
     return enumerate(space) if isinstance(space, spaces.Tuple) else ()
 
 
-def is_float_box(space: spaces.Space) -> bool:
+def is_float_box(space: spaces.Space) -> TypeGuard[spaces.Box]:
     """Whether `space` is a Box of floats; other Boxes hold integers."""
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
 
@@ -214,7 +219,7 @@ def nest(space: spaces.Space, arrays: Sequence[Any]) -> Any:
     return _nest(space, iter(arrays))
 
 
-def _nest(space: spaces.Space, arrays: Any) -> Any:
+def _nest(space: spaces.Space, arrays: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _nest(sub, arrays) for key, sub in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -222,7 +227,7 @@ def _nest(space: spaces.Space, arrays: Any) -> Any:
     return next(arrays)
 
 
-def batch_leaves(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> list[np.ndarray]:
+def batch_leaves(space_leaves: Leaves, batch: Structure, argument: str) -> list[np.ndarray]:
     """Converts a batch to one array `[B, *leaf.shape]` of the leaf's dtype per leaf.
 
     Lists of rows and other dtypes are accepted; arrays that fit are passed on without a copy.
@@ -252,7 +257,7 @@ def batch_leaves(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> lis
     return arrays
 
 
-def flat_rows(space_leaves: Sequence[Leaf], batch: Any) -> np.ndarray | None:
+def flat_rows(space_leaves: Leaves, batch: Structure) -> np.ndarray | None:
     """Returns a batch as `[B, F]` if it is rows of all leaves' numbers in a line; else None."""
     try:
         rows = np.asarray(batch)
@@ -262,7 +267,7 @@ def flat_rows(space_leaves: Sequence[Leaf], batch: Any) -> np.ndarray | None:
     return rows if wide and rows.dtype.kind not in NO_NUMBERS else None
 
 
-def _require_parts(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> None:
+def _require_parts(space_leaves: Leaves, batch: Structure, argument: str) -> None:
     """Raises an `ObservationError` for rows of numbers where a part for each leaf is due.
 
     As many rows as there are parts are taken for parts if their numbers are of the leaves' kinds.
@@ -279,7 +284,7 @@ def _require_parts(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> N
         )
 
 
-def _pettingzoo_hint(leaf: Leaf, batch: Any) -> str:
+def _pettingzoo_hint(leaf: Leaf, batch: Structure) -> str:
     named = isinstance(batch, Mapping) and "observation" in batch
     if not named or leaf.path[0] != "observations":
         return ""
@@ -289,19 +294,19 @@ def _pettingzoo_hint(leaf: Leaf, batch: Any) -> str:
     )
 
 
-def _leaf_array(leaf: Leaf, batch: Any, argument: str) -> np.ndarray:
-    fits = type(batch) is np.ndarray and batch.ndim > 0 and batch.dtype == leaf.dtype
-    if fits and batch.shape[1:] == leaf.shape:
-        return batch
+def _leaf_array(leaf: Leaf, batch: Structure, argument: str) -> np.ndarray:
     try:
         array = np.asarray(batch)
     except (TypeError, ValueError) as error:
         raise ObservationError(_mismatch(leaf, batch, argument)) from error
+    fits = array.ndim > 0 and array.shape[1:] == leaf.shape
+    if array is batch and fits and array.dtype == leaf.dtype:
+        return array
     if array.dtype.kind in NO_NUMBERS and not _is_reset_pair(batch):
         _require_numbers(array, argument)
     if leaf.dtype.kind != "f" and not is_finite(array):
         raise ObservationError(f"{argument} must be integers, but has NaN or infinity.")
-    if array.ndim == 0 or array.shape[1:] != leaf.shape:
+    if not fits:
         raise ObservationError(_mismatch(leaf, batch, argument, array.shape))
     with np.errstate(invalid="ignore"):  # what does not fit is refused by name
         converted = array.astype(leaf.dtype, copy=False)
@@ -324,7 +329,7 @@ def _require_equal(leaf: Leaf, converted: np.ndarray, given: np.ndarray, argumen
         )
 
 
-def numbers(given: Any, argument: str) -> np.ndarray:
+def numbers(given: ArrayLike, argument: str) -> np.ndarray:
     """Returns what was given as float32.
 
     Raises:
@@ -344,11 +349,13 @@ def _require_numbers(array: np.ndarray, argument: str) -> None:
         )
 
 
-def _is_reset_pair(batch: Any) -> bool:
+def _is_reset_pair(batch: Structure) -> bool:
     return isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], dict)
 
 
-def _mismatch(leaf: Leaf, batch: Any, argument: str, shape: tuple[int, ...] | None = None) -> str:
+def _mismatch(
+    leaf: Leaf, batch: Structure, argument: str, shape: tuple[int, ...] | None = None
+) -> str:
     wanted = ", ".join(("B", *map(str, leaf.shape)))
     if _is_reset_pair(batch):
         return (
@@ -379,7 +386,7 @@ def space_key(space: spaces.Space) -> tuple:
     return (type(space).__name__, space.shape, str(space.dtype))
 
 
-def port_names(space_leaves: Sequence[Leaf], prefix: str) -> list[str]:
+def port_names(space_leaves: Leaves, prefix: str) -> list[str]:
     """Returns one name per leaf for a model's inputs: each only once, of letters, digits and `_`.
 
     >>> box = spaces.Box(0, 1)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-from typing import Any
-
 import keras
 
-logger = logging.getLogger("tfpolicies")
+from tfpolicies.models.warn_once import warn_once
 
 _SHAPING = ("Rescaling", "Multiply", "Reshape", "Identity", "Flatten", "Lambda", "Concatenate")
 """Operations of Keras that may follow an activation, to which their first input leads."""
 
 
-def ends_in_tanh(model: Any) -> bool:
+def ends_in_tanh(model: keras.Model) -> bool:
     """Returns whether the first output of a functional or sequential model is that of a tanh.
 
     >>> import keras
@@ -38,10 +34,9 @@ def ends_in_tanh(model: Any) -> bool:
     return False
 
 
-@functools.cache
 def warn_of_tanh(name: str) -> None:
     """Says once per name of a model that its actions cannot reach the bounds."""
-    logger.warning(
+    warn_once(
         "The model %r ends in tanh, but its outputs are squashed to the bounds of the actions by "
         "tanh here, so actions reach 76 %% of the bounds at most. Leave that activation and the "
         "scaling behind it out: Dense(n).",

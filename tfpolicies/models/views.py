@@ -8,7 +8,7 @@ requirements by name, its attribute `view_requirements`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 from gymnasium import spaces
@@ -22,6 +22,8 @@ _COLLECTED = (
     *("agent_index", "t", "seq_lens", "vf_preds", "action_logp", "action_prob", "noise"),
     *("action_dist_inputs", "advantages", "value_targets"),
 )
+_Source: TypeAlias = tuple[str, tuple[int, ...], bool]
+"""A collected column, the shifts of it that are read, and whether they are a window."""
 _LAST_N = dict(zip(PREV_N, (OBS, ACTIONS, REWARDS), strict=True))
 
 
@@ -36,7 +38,7 @@ def views_of(
     of_source = {OBS: model_space(observation_space), ACTIONS: action_space, REWARDS: NUMBER}
     required, inputs = acting_requirements(model), named_inputs(model) or {}
     names = extra_inputs(model)
-    found: dict[str, tuple[str, tuple[int, ...], bool]]
+    found: dict[str, _Source]
     found = {name: (PREVIOUS[name], (-1,), False) for name in PREVIOUS if _is_named(name, names)}
     for name, source in _LAST_N.items():
         if name not in required and _is_named(name, names):
@@ -92,9 +94,7 @@ def acting_requirements(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def _requested(
-    model: keras.Model, name: str, requirement: Any
-) -> tuple[str, tuple[int, ...], bool]:
+def _requested(model: keras.Model, name: str, requirement: Any) -> _Source:
     """Returns source, shifts and form of a view that a model requires for acting.
 
     Raises:

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import keras
 import numpy as np
 
 from tfpolicies.errors import ModelImportError, near_matches
 from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of, without_underscores
+from tfpolicies.models.actor_critic import variables_of_actor
 from tfpolicies.models.layer_tree import Owner, owners_of
-from tfpolicies.models.network import variables_of_actor
 
 _NEAR = 3  # layers of either side that an error lists before and after the one it is about
 
@@ -451,7 +451,7 @@ def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | Non
     return [(i, x[2]) for i, x in zip(order, variables, strict=True)] if fits else None
 
 
-def _cast(array: np.ndarray, variable: Any, what: str, file: str) -> np.ndarray:
+def _cast(array: np.ndarray, variable: keras.Variable, what: str, file: str) -> np.ndarray:
     dtype = np.dtype(str(variable.dtype))
     if not np.isfinite(array).all():
         problem = "has values that are NaN or infinite"

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.types import TensorStructure
 
 Shape = tuple[int, ...]
 
@@ -45,14 +47,11 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Returns the work of both."""
-        return Work(*map(sum, zip(self._amounts(), other._amounts(), strict=True)))
+        return Work(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def __mul__(self, times: int) -> Work:
         """Returns the work of doing it so many times."""
-        return Work(*(times * amount for amount in self._amounts()))
-
-    def _amounts(self) -> tuple[int, ...]:
-        return dataclasses.astuple(self)
+        return Work(*(times * amount for amount in dataclasses.astuple(self)))
 
 
 LIMITS = Work(calls=256, operations=1 << 34, numbers=96 << 20)
@@ -145,11 +144,11 @@ def require_work(parts: Iterable[tuple[Any, Any]], what: str) -> None:
     require_limits(work, what)
 
 
-def _to_symbolic(tensor: Any) -> keras.KerasTensor:
+def _to_symbolic(tensor: tf.Tensor) -> keras.KerasTensor:
     return keras.KerasTensor(tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
 
 
-def _get_declared_inputs(model: Any) -> list[keras.KerasTensor] | None:
+def _get_declared_inputs(model: keras.Model) -> list[keras.KerasTensor] | None:
     """Returns two rows of what a model declares as inputs; None if a size is left open."""
     try:
         tensors = list(model.inputs)
@@ -170,13 +169,23 @@ def _count(shape: Iterable[Any]) -> int:
 # Calls --------------------------------------------------------------------------------------------
 
 
+class _Call(NamedTuple):
+    """A call of a layer or operation, by the shapes of its tensors."""
+
+    layer: Any
+    inputs: list[Shape]
+    outputs: list[Shape]
+
+
 class _Meter:
     """Measures calls of layers and models on symbolic tensors."""
 
     def __init__(self) -> None:
         self._measured: dict[tuple[Any, ...], tuple[Any, Work, Any]] = {}  # the model lives on, too
 
-    def measure(self, operation: Any, *args: Any, **kwargs: Any) -> tuple[Work, Any]:
+    def measure(
+        self, operation: keras.Operation, *args: TensorStructure, **kwargs: TensorStructure
+    ) -> tuple[Work, Any]:
         """Returns the work of one call, and the symbolic tensors that it gives."""
         tensors = _get_tensors((args, kwargs))
         key = (id(operation), *((tuple(x.shape), str(x.dtype)) for x in tensors))
@@ -192,24 +201,25 @@ class _Meter:
             work, outputs = self._measure_steps(operation, args[0])
         else:
             outputs = operation.compute_output_spec(*args, **kwargs)
-            work = self._measure_layer(operation, tensors, outputs)
+            shapes = ([tuple(x.shape) for x in each] for each in (tensors, _get_tensors(outputs)))
+            work = self._measure_layer(_Call(operation, *shapes))
         work += Work(calls=1)
         if is_model:
             self._measured[key] = (operation, work, outputs)
         return work, outputs
 
-    def _measure_in_a_row(self, model: keras.Sequential, x: Any) -> tuple[Work, Any]:
+    def _measure_in_a_row(self, model: keras.Sequential, x: keras.KerasTensor) -> tuple[Work, Any]:
         work, x = Work(), _unpack(x)
         for layer in model.layers:
             done, x = self.measure(layer, x)
             work += done
         return work, x
 
-    def _measure_graph(self, model: Any, inputs: Any) -> tuple[Work, Any]:
+    def _measure_graph(self, model: keras.Model, inputs: TensorStructure) -> tuple[Work, Any]:
         work = Work()
 
-        def measured(operation: Any) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
+        def measured(operation: keras.Operation) -> Callable[..., Any]:
+            def call(*args: TensorStructure, **kwargs: TensorStructure) -> Any:
                 nonlocal work
                 done, outputs = self.measure(operation, *args, **kwargs)
                 work += done
@@ -221,33 +231,26 @@ class _Meter:
         outputs = _unpack(model._run_through_graph(tensors, operation_fn=measured))
         return work, outputs
 
-    def _measure_steps(self, wrapper: Any, x: Any) -> tuple[Work, Any]:
+    def _measure_steps(
+        self, wrapper: keras.layers.TimeDistributed, x: keras.KerasTensor
+    ) -> tuple[Work, Any]:
         rows, steps, *shape = x.shape
         done, output = self.measure(wrapper.layer, keras.KerasTensor((rows, *shape), x.dtype))
         outputs = keras.KerasTensor((rows, steps, *output.shape[1:]), output.dtype)
         return done * steps + Work(numbers=_count(x.shape) + _count(outputs.shape)), outputs
 
-    def _measure_layer(
-        self, layer: keras.layers.Layer, tensors: Sequence[Any], outputs: Any
-    ) -> Work:
-        inputs = [tuple(x.shape) for x in tensors]
-        given = [tuple(x.shape) for x in _get_tensors(outputs)]
-        numbers = sum(map(_count, given))
-        work = Work(0, _ELEMENT * (sum(map(_count, inputs)) + numbers), numbers)
-        for classes, measure in _RULES:
-            if isinstance(layer, classes):
-                work += measure(layer, inputs, given)
-                break
-        else:
-            work += self._measure_other(layer, inputs, given)
-        return work + _activate(layer, numbers) + _regularize_outputs(layer, given)
+    def _measure_layer(self, call: _Call) -> Work:
+        numbers = sum(map(_count, call.outputs))
+        work = Work(0, _ELEMENT * (sum(map(_count, call.inputs)) + numbers), numbers)
+        rules = (rule for classes, rule in _RULES if isinstance(call.layer, classes))
+        work += next(rules, self._measure_other)(call)
+        return work + _activate(call.layer, numbers) + _regularize_outputs(call)
 
-    def _measure_other(
-        self, layer: keras.layers.Layer, inputs: Sequence[Shape], given: Sequence[Shape]
-    ) -> Work:
-        positions = max((_count(shape[:-1]) for shape in [*inputs[:1], *given]), default=1)
-        work = Work(operations=positions * _count_weights(layer))
-        return work + self._measure_inner_models(layer)
+    def _measure_other(self, call: _Call) -> Work:
+        shapes = [*call.inputs[:1], *call.outputs]
+        positions = max((_count(shape[:-1]) for shape in shapes), default=1)
+        work = Work(operations=positions * _count_weights(call.layer))
+        return work + self._measure_inner_models(call.layer)
 
     def _measure_inner_models(self, layer: keras.layers.Layer) -> Work:
         """Measures the models inside a custom layer, with the inputs that they declare."""
@@ -258,17 +261,18 @@ class _Meter:
         return work
 
 
-def _unpack(structure: Any) -> Any:
+def _unpack(structure: TensorStructure) -> Any:
     """Returns the only part of a list, or else the structure."""
-    is_single = isinstance(structure, list | tuple) and len(structure) == 1
-    return structure[0] if is_single else structure
+    if isinstance(structure, list | tuple) and len(structure) == 1:
+        return structure[0]
+    return structure
 
 
-def _get_tensors(structure: Any) -> list[Any]:
+def _get_tensors(structure: TensorStructure) -> list[Any]:
     return [x for x in keras.tree.flatten(structure) if isinstance(x, keras.KerasTensor)]
 
 
-def _fit_to_inputs(model: Any, inputs: Any) -> list[Any]:
+def _fit_to_inputs(model: keras.Model, inputs: TensorStructure) -> list[Any]:
     """Returns tensors in the order, and of the rank, in which a functional model takes them."""
     structure = model._inputs_struct
     if isinstance(structure, Mapping) and isinstance(inputs, Mapping):
@@ -307,8 +311,8 @@ def _activate(layer: keras.layers.Layer, numbers: int) -> Work:
     return Work(operations=_ELEMENT * elements * numbers, numbers=held * numbers)
 
 
-def _measure_dense(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    return Work(operations=_count(outputs[0][:-1]) * _count_weights(layer))
+def _measure_dense(call: _Call) -> Work:
+    return Work(operations=_count(call.outputs[0][:-1]) * _count_weights(call.layer))
 
 
 def _get_channels(layer: keras.layers.Layer, shape: Shape) -> tuple[int, Shape]:
@@ -318,8 +322,9 @@ def _get_channels(layer: keras.layers.Layer, shape: Shape) -> tuple[int, Shape]:
     return shape[-1], shape[1:-1]
 
 
-def _count_padded(layer: keras.layers.Layer, shape: Shape) -> int:
+def _count_padded(call: _Call) -> int:
     """Returns how many numbers an input has when it is padded for a dilated kernel; else 0."""
+    layer, shape = call.layer, call.inputs[0]
     if max(layer.dilation_rate) == 1:
         return 0
     channels, sizes = _get_channels(layer, shape)
@@ -327,87 +332,72 @@ def _count_padded(layer: keras.layers.Layer, shape: Shape) -> int:
     return shape[0] * channels * _count(n + (kernel - 1) * d for n, kernel, d in windows)
 
 
-def _measure_convolution(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
-    positions = _count(outputs[0]) // layer.filters
+def _measure_convolution(call: _Call) -> Work:
+    positions = _count(call.outputs[0]) // call.layer.filters
+    return Work(operations=positions * _count(call.layer.kernel.shape), numbers=_count_padded(call))
+
+
+def _measure_transposed(call: _Call) -> Work:
+    channels, _ = _get_channels(call.layer, call.inputs[0])
     return Work(
-        operations=positions * _count(layer.kernel.shape),
-        numbers=_count_padded(layer, inputs[0]),
+        operations=_count(call.inputs[0]) // max(1, channels) * _count(call.layer.kernel.shape),
+        numbers=_count_padded(call),
     )
 
 
-def _measure_transposed(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
-    channels, _ = _get_channels(layer, inputs[0])
+def _measure_depthwise(call: _Call) -> Work:
+    between, numbers, pointwise = _count(call.outputs[0]), 0, 0
+    if hasattr(call.layer, "pointwise_kernel"):
+        positions = between // call.layer.filters
+        between = numbers = positions * int(call.layer.pointwise_kernel.shape[-2])
+        pointwise = positions * _count(call.layer.pointwise_kernel.shape)
     return Work(
-        operations=_count(inputs[0]) // max(1, channels) * _count(layer.kernel.shape),
-        numbers=_count_padded(layer, inputs[0]),
+        operations=_SLOW * between * _count(call.layer.kernel_size) + pointwise,
+        numbers=numbers + _count_padded(call),
     )
 
 
-def _measure_depthwise(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
-    between, numbers, pointwise = _count(outputs[0]), 0, 0
-    if hasattr(layer, "pointwise_kernel"):
-        positions = between // layer.filters
-        between = numbers = positions * int(layer.pointwise_kernel.shape[-2])
-        pointwise = positions * _count(layer.pointwise_kernel.shape)
-    return Work(
-        operations=_SLOW * between * _count(layer.kernel_size) + pointwise,
-        numbers=numbers + _count_padded(layer, inputs[0]),
-    )
+def _measure_pooling(call: _Call) -> Work:
+    return Work(operations=_SLOW * _count(call.outputs[0]) * _count(call.layer.pool_size))
 
 
-def _measure_pooling(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    return Work(operations=_SLOW * _count(outputs[0]) * _count(layer.pool_size))
-
-
-def _measure_dot_attention(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
+def _measure_dot_attention(call: _Call) -> Work:
     """Scores of each query and key; added up or concatenated, each has as many as a query."""
-    query, value = inputs[0], inputs[1]
-    key = inputs[2] if len(inputs) > 2 else value
+    query, value = call.inputs[0], call.inputs[1]
+    key = call.inputs[2] if len(call.inputs) > 2 else value
     scores = _count(query[:-1]) * int(key[-2])
-    is_wide = getattr(layer, "score_mode", "concat") == "concat"
-    if isinstance(layer, keras.layers.AdditiveAttention) or is_wide:
+    is_wide = getattr(call.layer, "score_mode", "concat") == "concat"
+    if isinstance(call.layer, keras.layers.AdditiveAttention) or is_wide:
         wide = scores * int(query[-1])
         return Work(operations=2 * _ELEMENT * wide, numbers=2 * wide + 4 * scores)
     width = int(query[-1]) + int(value[-1]) + 4 * _ELEMENT
     return Work(operations=scores * width, numbers=4 * scores)
 
 
-def _measure_attention_heads(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
-    query, value = inputs[0], inputs[1]
-    config = layer.get_config()
+def _measure_attention_heads(call: _Call) -> Work:
+    query, value = call.inputs[0], call.inputs[1]
+    config = call.layer.get_config()
     heads = config.get("num_heads") or config.get("num_query_heads")
     width = (config.get("key_dim") or config.get("head_dim")) * 2 + (config.get("value_dim") or 0)
     axes = config.get("attention_axes") or range(1, len(query) - 1)
     axes = [axes] if isinstance(axes, int) else axes
     scores = heads * _count(query[:-1]) * _count(value[axis] for axis in axes)
-    positions = max(_count(shape[:-1]) for shape in [*inputs, *outputs])
+    positions = max(_count(shape[:-1]) for shape in [*call.inputs, *call.outputs])
     projected = positions * heads * width
     return Work(
-        operations=scores * (width + 4 * _ELEMENT) + positions * _count_weights(layer),
+        operations=scores * (width + 4 * _ELEMENT) + positions * _count_weights(call.layer),
         numbers=4 * scores + projected,
     )
 
 
-def _measure_recurrent(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
-    steps, cells = int(inputs[0][1]), getattr(layer.cell, "cells", [layer.cell])
-    state = sum(_count(shape) for shape in _get_state_shapes(layer, inputs[0]))
-    positions = inputs[0][0]
-    if isinstance(layer, _CONVOLUTIONAL_RNNS):
-        positions = state // 2 // max(1, layer.filters)
+def _measure_recurrent(call: _Call) -> Work:
+    steps, cells = int(call.inputs[0][1]), getattr(call.layer.cell, "cells", [call.layer.cell])
+    state = sum(_count(shape) for shape in _get_state_shapes(call.layer, call.inputs[0]))
+    positions = call.inputs[0][0]
+    if isinstance(call.layer, _CONVOLUTIONAL_RNNS):
+        positions = state // 2 // max(1, call.layer.filters)
     once = positions * sum(map(_count_weights, cells)) + 10 * _ELEMENT * state
-    numbers = _count(inputs[0]) + 10 * steps * state
+    numbers = _count(call.inputs[0]) + 10 * steps * state
     return Work(calls=steps * len(cells), operations=steps * once, numbers=numbers)
 
 
@@ -420,52 +410,47 @@ def _get_state_shapes(layer: keras.layers.Layer, shape: Shape) -> list[Shape]:
     return [(shape[0], int(size)) for size in sizes]
 
 
-def _measure_both_ways(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
-    forward, backward = layer.forward_layer, layer.backward_layer
-    return _measure_recurrent(forward, inputs, outputs) + _measure_recurrent(
-        backward, inputs, outputs
-    )
+def _measure_both_ways(call: _Call) -> Work:
+    both = call.layer.forward_layer, call.layer.backward_layer
+    return sum((_measure_recurrent(call._replace(layer=layer)) for layer in both), Work())
 
 
-def _measure_categories(
-    layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]
-) -> Work:
-    numbers = _count(inputs[0]) * int(layer.num_tokens)
+def _measure_categories(call: _Call) -> Work:
+    numbers = _count(call.inputs[0]) * int(call.layer.num_tokens)
     return Work(operations=_ELEMENT * numbers, numbers=numbers)
 
 
-def _measure_noise(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
+def _measure_noise(call: _Call) -> Work:
     """Noise of a shape of its own is multiplied with the input, each along the other."""
-    sizes = getattr(layer, "noise_shape", None) or ()
+    sizes = getattr(call.layer, "noise_shape", None) or ()
     numbers = math.prod(
-        max(int(own or 1), int(size)) for own, size in zip(sizes, inputs[0], strict=False)
+        max(int(own or 1), int(size)) for own, size in zip(sizes, call.inputs[0], strict=False)
     )
     return Work(operations=2 * _ELEMENT * numbers, numbers=2 * numbers)
 
 
-def _measure_resizing(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    numbers = _count(map(max, zip(inputs[0], outputs[0], strict=False)))
+def _measure_resizing(call: _Call) -> Work:
+    numbers = _count(map(max, zip(call.inputs[0], call.outputs[0], strict=False)))
     return Work(operations=4 * _ELEMENT * numbers, numbers=numbers)
 
 
-def _measure_dot(layer: keras.layers.Layer, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    axes = layer.axes if isinstance(layer.axes, int) else layer.axes[0]
-    numbers = sum(map(_count, inputs))
-    return Work(operations=_count(outputs[0]) * int(inputs[0][axes]), numbers=numbers)
+def _measure_dot(call: _Call) -> Work:
+    axes = call.layer.axes if isinstance(call.layer.axes, int) else call.layer.axes[0]
+    numbers = sum(map(_count, call.inputs))
+    return Work(operations=_count(call.outputs[0]) * int(call.inputs[0][axes]), numbers=numbers)
 
 
-def _measure_product(operation: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    last = inputs[0][-1:] if len(inputs) > 1 else inputs[0][-2:]  # of a constant, either may be
-    return Work(operations=_count(outputs[0]) * max(last, default=1))
+def _measure_product(call: _Call) -> Work:
+    first = call.inputs[0]
+    last = first[-1:] if len(call.inputs) > 1 else first[-2:]  # of a constant, either may be
+    return Work(operations=_count(call.outputs[0]) * max(last, default=1))
 
 
-def _measure_einsum(operation: Any, inputs: list[Shape], outputs: list[Shape]) -> Work:
-    shapes = inputs
-    if isinstance(operation, keras.layers.EinsumDense):
-        shapes = [inputs[0], tuple(operation.kernel.shape)]
-    words = getattr(operation, "subscripts", None) or operation.equation
+def _measure_einsum(call: _Call) -> Work:
+    shapes = call.inputs
+    if isinstance(call.layer, keras.layers.EinsumDense):
+        shapes = [call.inputs[0], tuple(call.layer.kernel.shape)]
+    words = getattr(call.layer, "subscripts", None) or call.layer.equation
     products = _count_products(words, shapes)
     search = 10_000 * len(shapes) ** 3  # for an order in which to multiply
     return Work(operations=products + search, numbers=products if len(shapes) > 2 else 0)
@@ -505,7 +490,7 @@ def _get_operations(*names: str) -> tuple[type, ...]:
 
 _CONVOLUTIONAL_RNNS: Any = _get_layers("ConvLSTM{}D")
 
-_Rule = Callable[[Any, list[Shape], list[Shape]], Work]
+_Rule = Callable[[_Call], Work]
 
 _RULES: list[tuple[tuple[type, ...], _Rule]] = [
     (_get_layers("Dense"), _measure_dense),
@@ -528,7 +513,7 @@ _RULES: list[tuple[tuple[type, ...], _Rule]] = [
 # Weights ------------------------------------------------------------------------------------------
 
 
-def _measure_weights(model: Any) -> Work:
+def _measure_weights(model: keras.Model) -> Work:
     """Measures what is computed of weights alone: when they are first drawn, and in an update."""
     work = Work()
     for variable in model.variables:
@@ -540,14 +525,12 @@ def _measure_weights(model: Any) -> Work:
     return work
 
 
-def _regularize_outputs(layer: keras.layers.Layer, outputs: list[Shape]) -> Work:
-    regularizer = getattr(layer, "activity_regularizer", None)
-    return functools.reduce(
-        Work.__add__, (_regularize(regularizer, shape) for shape in outputs), Work()
-    )
+def _regularize_outputs(call: _Call) -> Work:
+    regularizer = getattr(call.layer, "activity_regularizer", None)
+    return sum((_regularize(regularizer, shape) for shape in call.outputs), Work())
 
 
-def _regularize(regularizer: Any, shape: Shape) -> Work:
+def _regularize(regularizer: keras.Regularizer | None, shape: Shape) -> Work:
     """Measures a regularizer that multiplies each row, or each column, with all others."""
     if not isinstance(regularizer, keras.regularizers.OrthogonalRegularizer) or len(shape) != 2:
         return Work()

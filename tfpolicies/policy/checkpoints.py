@@ -29,7 +29,7 @@ from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.exploration.strategies import StochasticSampling
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
-from tfpolicies.models.catalog import RememberingModel
+from tfpolicies.models.catalog.memory import RememberingModel
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.driver import FILTERS

@@ -19,7 +19,7 @@ from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
-from tfpolicies.models.network import ModelSource, model_source
+from tfpolicies.models.model_source import ModelSource, model_source
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.acting_view import distribution_of

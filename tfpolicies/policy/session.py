@@ -44,9 +44,7 @@ class PolicySession:
         else:
             self.memory.forget(rows)
 
-    def act(
-        self, obs: Structure, reward: Structure | None = None, explore: bool | None = None
-    ) -> Any:
+    def act(self, obs: Structure, reward: Any = None, explore: bool | None = None) -> Any:
         """Returns the action for an observation, ready for the environment, as arrays of your own.
 
         Args:

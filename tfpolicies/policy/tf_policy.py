@@ -24,13 +24,13 @@ from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
 from tfpolicies.extensions import EXTENSIONS
+from tfpolicies.models.actor_critic import users_model
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.calling import adapted_layers
 from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
-from tfpolicies.models.network import users_model
 from tfpolicies.models.ports import PREVIOUS
 from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import require_values

@@ -19,7 +19,8 @@ import tensorflow as tf
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import ConfigError
 from tfpolicies.exploration.transform import Transform
-from tfpolicies.models.network import Network, ports_of
+from tfpolicies.models.custom_model import ports_of
+from tfpolicies.models.network import Network
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView

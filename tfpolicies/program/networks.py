@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.calling import call_model
+from tfpolicies.models.fresh_weights import variable_keys
 from tfpolicies.models.layer_tree import idle_seeds
-from tfpolicies.models.network import Network, variable_keys
+from tfpolicies.models.network import Network
 from tfpolicies.rules import COUNT
 from tfpolicies.state import NetworkParts, Slot, StateLayout
 from tfpolicies.types import TensorStructure

@@ -13,7 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.models.network import Network, users_model
+from tfpolicies.models.actor_critic import users_model
+from tfpolicies.models.network import Network
 from tfpolicies.program.view import LOSS_MASK, TrainBatch
 
 PREFIX = "model/"

@@ -21,7 +21,7 @@ import numpy as np
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.eager_mode import EagerLock
 from tfpolicies.models.extent import is_built_from_file, require_room
-from tfpolicies.models.network import FreshWeights
+from tfpolicies.models.fresh_weights import FreshWeights
 from tfpolicies.models.ports import InputPorts
 from tfpolicies.program.devices import CPU, placed
 from tfpolicies.program.functions import ProgramFunctions

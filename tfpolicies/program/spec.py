@@ -16,10 +16,11 @@ from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.models.action_mapping import ActionMapping
+from tfpolicies.models.architecture import fingerprint
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
 from tfpolicies.models.filters import filtered_leaves, require_filter
 from tfpolicies.models.learning_rates import changing_rate
-from tfpolicies.models.network import ModelSource, fingerprint
+from tfpolicies.models.model_source import ModelSource
 from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
 from tfpolicies.program.devices import CPU, placed

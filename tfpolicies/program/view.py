@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
 from tfpolicies.extensions import EXTENSIONS, describe_import, describe_missing
+from tfpolicies.models.actor_critic import users_model
 from tfpolicies.models.adapted import AdaptedModel
-from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
+from tfpolicies.models.network import NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 from tfpolicies.types import Structure

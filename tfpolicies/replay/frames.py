@@ -17,6 +17,7 @@ import numpy as np
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.replay.room import Room
+from tfpolicies.replay.segments import Arrays
 
 _REMEMBERED = 1024  # frames that new ones are compared with, at least
 _NAME = "frames"  # of the array in segments
@@ -123,9 +124,7 @@ class Frames:
         """Returns all but the frames: whole numbers."""
         return {"first": self.first, "next": self.next, "floors": [*map(list, self._floors)]}
 
-    def set_state(
-        self, state: Mapping[str, Any], pieces: Iterable[Mapping[str, np.ndarray]]
-    ) -> None:
+    def set_state(self, state: Mapping[str, Any], pieces: Iterable[Arrays]) -> None:
         """Puts back what `get_state` returned, before there are frames.
 
         Args:
@@ -162,5 +161,4 @@ class Frames:
         words = len(self._factors)
         if flat.shape[1] < 8 * words:
             flat = np.pad(flat, ((0, 0), (0, 8 * words - flat.shape[1])))
-        found: list[int] = (flat.view(np.uint64) @ self._factors).tolist()
-        return found
+        return (flat.view(np.uint64) @ self._factors).tolist()

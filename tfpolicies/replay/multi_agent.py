@@ -1,10 +1,10 @@
-"""Replay for many policies, and what a policy asks of whoever replays to it."""
+"""Replay for many policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +12,6 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import BatchError, UnknownPolicyError, near_matches
 from tfpolicies.replay.ring_buffer import ReplayBuffer
 from tfpolicies.replay.room import Room
-
-
-class ReplayActor(Protocol):
-    """What `policy.learn_on_batch_from_replay_buffer(replay_actor, policy_id)` learns from.
-
-    Both buffers are such actors; so is any object of yours with this one method.
-    """
-
-    def replay(self, policy_id: str) -> SampleBatch | None:
-        """Returns one train batch of the policy's rows, or None if there are too few yet."""
 
 
 class MultiAgentReplayBuffer:

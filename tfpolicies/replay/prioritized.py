@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
@@ -22,6 +23,7 @@ from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.ring_buffer import ReplayBuffer
 from tfpolicies.replay.sum_tree import SumTree
 from tfpolicies.rules import Rule, is_finite
+from tfpolicies.types import Scalar
 
 AMOUNT = Rule(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
 WEIGHTS, INDEXES = "weights", "batch_indexes"
@@ -85,7 +87,7 @@ class Priorities:
         masses = self._tree[:filled].copy()
         return {"alpha": self.alpha, "greatest": self.greatest, "masses": masses}
 
-    def checked(self, state: Any, filled: int) -> tuple[float, np.ndarray]:
+    def checked(self, state: Mapping[str, Any] | None, filled: int) -> tuple[float, np.ndarray]:
         """Returns the greatest priority and the powers of a state.
 
         Raises:
@@ -106,7 +108,7 @@ class Priorities:
             )
         return float(found["greatest"]), masses
 
-    def set_state(self, state: Any, filled: int) -> None:
+    def set_state(self, state: Mapping[str, Any], filled: int) -> None:
         """Puts back what `get_state` returned.
 
         Raises:
@@ -251,7 +253,7 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
             buffer.update_priorities(indexes, found)
 
 
-def require_amount(name: str, value: Any) -> None:
+def require_amount(name: str, value: Scalar) -> None:
     """Checks that an argument is a finite number from 0.
 
     Raises:
@@ -261,7 +263,9 @@ def require_amount(name: str, value: Any) -> None:
         raise ConfigError(f"`{name}` must be {AMOUNT.words}, but got {value!r}.")
 
 
-def checked_indexes(indexes: Any, values: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def checked_indexes(
+    indexes: ArrayLike, values: ArrayLike, rows: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64.
 
     Raises:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.layout import INFOS, SEQ_LENS
+from tfpolicies.batch.leaves import leaves_of
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError, CheckpointError, ConfigError, UsageError
-from tfpolicies.replay.paths import leaves_of
 from tfpolicies.replay.room import Room
 from tfpolicies.replay.rows import Rows
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
@@ -159,7 +159,7 @@ class ReplayBuffer:
         Enough is at least `train_batch_size` rows, and `learning_starts` ever added.
 
         Args:
-            policy_id: accepted so that a buffer is a `ReplayActor`; all rows are of one policy.
+            policy_id: accepted so that policies can learn from a buffer; all rows are of one.
         """
         if self.num_added < max(self.learning_starts, min(self.train_batch_size, self.capacity)):
             return None
@@ -236,6 +236,6 @@ def _columns_of(batch: SampleBatch) -> dict[str, Any]:
     return {name: column for name, column in batch.items() if name != INFOS}
 
 
-def _require_count(name: str, value: Any, least: int) -> None:
+def _require_count(name: str, value: int, least: int) -> None:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ConfigError(f"`{name}` must be a whole number from {least}, but got {value!r}.")

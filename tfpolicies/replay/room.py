@@ -15,9 +15,9 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.system.memory import available_memory, readable_size
@@ -82,7 +82,7 @@ class Room:
         else:
             self.bytes_in_files += size
 
-    def _in_file(self, shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
+    def _in_file(self, shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
         with tempfile.TemporaryFile(dir=self._place()) as file:
             _take_space(file.fileno(), max(size, 1))
             mapped = mmap.mmap(file.fileno(), max(size, 1))
@@ -95,7 +95,7 @@ class Room:
         return tempfile.gettempdir() if given else str(_LARGE_FILES)
 
 
-def _in_memory(shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
+def _in_memory(shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
     """Returns an array whose memory, if it is large, the system has back when the array is gone.
 
     The C library would put arrays of up to 32 MB among small ones, and keep what is let go of.
@@ -116,7 +116,7 @@ def _take_space(file: int, size: int) -> None:
         os.truncate(file, size)
 
 
-def check_room(memory_limit_bytes: Any, storage_path: Any) -> None:
+def check_room(memory_limit_bytes: int | None, storage_path: str | Path | None) -> None:
     """Checks the arguments of a `Room`.
 
     Raises:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.segments import Home, Segment
 
-Arrays = Mapping[str, np.ndarray]
+Arrays: TypeAlias = Mapping[str, np.ndarray]
+Numbered: TypeAlias = Sequence[tuple[int, Segment]]
+"""Segments, each with the number of its first row."""
 
 
 class Segments:
@@ -26,9 +29,7 @@ class Segments:
         self._rows = rows
         self._homes: dict[int, Home] = {}  # of whole segments, by the number of the first row
 
-    def of(
-        self, first: int, stop: int, arrays: Callable[[int, int], Arrays]
-    ) -> list[tuple[int, Segment]]:
+    def of(self, first: int, stop: int, arrays: Callable[[int, int], Arrays]) -> Numbered:
         """Returns what holds the rows from `first` to `stop`, with the number each begins with.
 
         Args:
@@ -50,9 +51,7 @@ class Segments:
             found.append((begin, Segment(arrays(begin, min(end, stop)), home)))
         return found
 
-    def read(
-        self, stored: Sequence[tuple[int, Segment]], first: int, stop: int
-    ) -> Iterator[tuple[int, Arrays]]:
+    def read(self, stored: Numbered, first: int, stop: int) -> Iterator[tuple[int, Arrays]]:
         """Yields the rows from `first` to `stop` in pieces, each with the number it begins with.
 
         Raises:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfpolicies.config.algorithm_config import AlgorithmConfig, EnvSource
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import (
     ActionConnectorPipeline,
@@ -18,6 +18,7 @@ from tfpolicies.connectors import (
 )
 from tfpolicies.envs.checking import UnlikeSpaceError, check_new_env
 from tfpolicies.envs.making import (
+    AnyEnv,
     EnvContext,
     announce,
     is_instance,
@@ -26,7 +27,7 @@ from tfpolicies.envs.making import (
 )
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.process_environments import ProcessEnvironments, make_process_environments
-from tfpolicies.envs.registry import env_name
+from tfpolicies.envs.registry import Source, env_name
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
@@ -75,7 +76,7 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
 
 def make_worker_environments(
     worker: Worker,
-    source: EnvSource,
+    source: Source,
     context: EnvContext,
     validate_env: Callable[[Any, EnvContext], None] | None,
 ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
@@ -129,7 +130,7 @@ def make_worker_environments(
     watchdog = None if seconds is None else Watchdog(seconds)
     again = made.maker if config.restart_failed_sub_environments else None
 
-    def on_made(env: object, index: int) -> None:
+    def on_made(env: AnyEnv, index: int) -> None:
         announce(env, index, context, on_created)
 
     limit = config.max_num_sub_environment_restarts
@@ -172,7 +173,7 @@ def check_environment(worker: Worker) -> None:
 
 
 def _require_fitting(
-    made: Environments | MultiAgentEnvironments, source: EnvSource, config: AlgorithmConfig
+    made: Environments | MultiAgentEnvironments, source: Source, config: AlgorithmConfig
 ) -> None:
     if not isinstance(made, MultiAgentEnvironments) and config.is_multi_agent():
         raise ConfigError(

@@ -11,7 +11,7 @@ sequence is cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -20,12 +20,11 @@ from keras import ops
 
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import STATE_IN
-from tfpolicies.models.catalog.layers import rows_of, sequences_of
+from tfpolicies.models.catalog.layers import Memory, Tensor, rows_of, sequences_of
+from tfpolicies.models.settings import Settings
 
 
-def attention_core(
-    x: Any, seq_lens: Any, settings: Mapping[str, Any], kernels: Kernels
-) -> tuple[Any, list[Any], list[Any]]:
+def attention_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels) -> Memory:
     """Puts `attention_num_transformer_units` gated transformer units behind `x`.
 
     A step attends to itself and the N = `attention_memory_inference` steps before it. The states
@@ -64,7 +63,7 @@ def attention_core(
     return x, states, [*after, after_filled]
 
 
-def _distances(steps: int, time: Any) -> Any:
+def _distances(steps: int, time: Tensor) -> Any:
     """Returns how far each remembered or current step lies behind each current one: [T, N + T]."""
     now = steps + ops.arange(time, dtype="int32")
     return now[:, None] - ops.arange(steps + time, dtype="int32")[None, :]
@@ -82,7 +81,7 @@ class Window(keras.layers.Layer):
         super().__init__(**kwargs)
         self.steps = steps
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         """Returns what is seen, bool `[B, T, N + T]`, and the new number of remembered steps.
 
         Takes sequences `[B, T, F]`, their lengths `[B]` and the number of remembered steps
@@ -104,7 +103,7 @@ class LastSteps(keras.layers.Layer):
     Steps of the sequence behind its length do not count.
     """
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         memory, x, seq_lens = inputs
         both = ops.concatenate([memory, x], axis=1)
         steps = ops.arange(memory.shape[1], dtype="int32")
@@ -138,7 +137,7 @@ class GatedTransformerUnit(keras.layers.Layer):
         self.seed = seed
         self.distance_bias_initializer = keras.initializers.Zeros()
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Sequence[Sequence[int]]) -> None:
         (_, steps, _), (*_, dim), _ = input_shape
         kernels = Kernels(ortho_init=False, seed=self.seed)
 
@@ -174,7 +173,7 @@ class GatedTransformerUnit(keras.layers.Layer):
             initializer=self.distance_bias_initializer,
         )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         # Dense layers work on rows: on three axes each of them would fold and unfold for itself.
         memory, x, seen = inputs
         both = self.norm_1(ops.concatenate([ops.stop_gradient(memory), x], axis=1))
@@ -184,7 +183,7 @@ class GatedTransformerUnit(keras.layers.Layer):
         hidden = ops.relu(self.expand(self.norm_2(y)))
         return sequences_of(self.gate_2([y, ops.relu(self.contract(hidden))]), x)
 
-    def _attend(self, steps: Any, remembered: int, seen: Any) -> Any:
+    def _attend(self, steps: Tensor, remembered: int, seen: Tensor) -> Any:
         """Lets the current ones of all steps `[B, N + T, F]` look at what is seen."""
         query = self._heads(self.query, steps[:, remembered:])
         keys, values = self._heads(self.keys, steps), self._heads(self.values, steps)
@@ -195,7 +194,7 @@ class GatedTransformerUnit(keras.layers.Layer):
         found = ops.matmul(ops.softmax(scores, axis=-1), values)  # [B, heads, T, head_dim]
         return ops.concatenate(ops.unstack(found, self.heads, axis=1), axis=-1)
 
-    def _heads(self, layer: keras.layers.Layer, steps: Any) -> Any:
+    def _heads(self, layer: keras.layers.Layer, steps: Tensor) -> Any:
         """Projects `[B, S, F]` to `[B, heads, S, head_dim]`."""
         projected = sequences_of(layer(rows_of(steps)), steps)
         return ops.stack(ops.split(projected, self.heads, axis=-1), axis=1)
@@ -223,7 +222,7 @@ class GruGate(keras.layers.Layer):
         self.kernel_initializer = kernels.glorot()
         self.bias_initializer = keras.initializers.Constant(start)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Sequence[int]) -> None:
         dim = input_shape[-1]
         shapes: dict[str, tuple[int, ...]] = {
             "new_kernel": (dim, 3 * dim),
@@ -238,7 +237,7 @@ class GruGate(keras.layers.Layer):
             for name, shape in shapes.items()
         )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         x, y = inputs
         reset_y, update_y, candidate_y = ops.split(ops.matmul(y, self.new_kernel), 3, axis=-1)
         reset_x, update_x = ops.split(ops.matmul(x, self.gate_kernel), 2, axis=-1)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import keras
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.encoders import Encoder
-from tfpolicies.models.catalog.heads import action_outputs, value_output
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.memory import Named, memory_model, previous_inputs, sequence_inputs
+from tfpolicies.models.catalog.layers import action_outputs, value_output
+from tfpolicies.models.catalog.memory import memory_model, previous_inputs, sequence_inputs
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import has_memory, model_settings
-from tfpolicies.models.spaces import Leaf, port_names
+from tfpolicies.models.settings import Settings, has_memory, model_settings
+from tfpolicies.models.spaces import Leaves, port_names
 
 
 def build_model(
-    space_leaves: Sequence[Leaf],
+    space_leaves: Leaves,
     num_outputs: int,
-    config: Mapping[str, Any],
+    config: Settings,
     *,
     with_value: bool,
     seed: int = 0,
-    action_leaves: Sequence[Leaf] = (),
+    action_leaves: Leaves = (),
 ) -> keras.Model:
     """Builds the Keras model that a `model` config describes.
 
@@ -65,20 +62,13 @@ def build_model(
             *(own, previous, num_outputs, settings, kernels),
             with_value=with_value,
         )
-    inputs = encoder.inputs()
-    outputs = _feedforward(encoder, kernels, inputs, num_outputs, settings, with_value=with_value)
-    return encoder.model(inputs, outputs, "policy")
+    return _feedforward(encoder, kernels, num_outputs, settings, with_value=with_value)
 
 
 def _feedforward(
-    encoder: Encoder,
-    kernels: Kernels,
-    inputs: Named,
-    num_outputs: int,
-    settings: Mapping[str, Any],
-    *,
-    with_value: bool,
-) -> Any:
+    encoder: Encoder, kernels: Kernels, num_outputs: int, settings: Settings, *, with_value: bool
+) -> keras.Model:
+    inputs = encoder.inputs()
     joined = encoder.joined(inputs)
     layers = encoder.hidden_layers
     actor_layers, final = layers, None
@@ -93,8 +83,8 @@ def _feedforward(
     hidden = encoder.fully_connected(joined, actor_layers, "fc")
     outputs = action_outputs(kernels, hidden, num_outputs, settings, final)
     if not with_value:
-        return outputs
+        return encoder.model(inputs, outputs, "policy")
     if not settings["vf_share_layers"]:
         own = encoder.joined(inputs, "value_") if encoder.has_images else joined
         hidden = encoder.fully_connected(own, layers, "fc_value")
-    return [outputs, value_output(kernels, hidden)]
+    return encoder.model(inputs, [outputs, value_output(kernels, hidden)], "policy")

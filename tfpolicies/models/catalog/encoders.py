@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +11,13 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog.heads import dense
 from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.layers import Named, Tensor, dense
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import pair
-from tfpolicies.models.spaces import Leaf
-
-logger = logging.getLogger("tfpolicies")
+from tfpolicies.models.settings import Settings, pair
+from tfpolicies.models.spaces import Leaf, Leaves
+from tfpolicies.models.warn_once import warn_once
+from tfpolicies.types import Setting
 
 # By (height, width); a model reduces each of them to one pixel, but 64 x 64 to 3 x 3.
 CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
@@ -54,9 +52,9 @@ class Encoder:
 
     def __init__(
         self,
-        space_leaves: Sequence[Leaf],
+        space_leaves: Leaves,
         names: Sequence[str],
-        config: Mapping[str, Any],
+        config: Settings,
         kernels: Kernels,
         setting: str = "model",
     ) -> None:
@@ -106,14 +104,14 @@ class Encoder:
         )
         return channels * math.prod((side - size) // step + 1 for side, size, step in sides)
 
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self) -> Named:
         """Returns a model's input for each leaf, by name."""
         return {
             name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
             for leaf, name in self._leaves
         }
 
-    def model(self, inputs: dict[str, Any], outputs: Any, name: str) -> keras.Model:
+    def model(self, inputs: Named, outputs: Tensor | Sequence[Tensor], name: str) -> keras.Model:
         """Returns a model, which takes the only leaf of a space that is not nested as it is."""
         is_nested = len(inputs) > 1 or bool(self._leaves[0][0].path)
         return keras.Model(inputs if is_nested else inputs["obs"], outputs, name=name)
@@ -128,17 +126,13 @@ class Encoder:
         parts = [self._part(leaf, name, rows[name], tower) for leaf, name in self._leaves]
         return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name=f"{tower}join")(parts)
 
-    def fully_connected(self, x: Any, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
+    def fully_connected(self, x: Tensor, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
         """Puts dense layers `<prefix>_1`, ... behind `x`."""
         for i, (units, activation) in enumerate(layers, start=1):
-            x = self.dense(x, units, f"{prefix}_{i}", "hidden", activation)
+            x = dense(self._kernels, x, units, f"{prefix}_{i}", "hidden", activation)
         return x
 
-    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
-        """Puts one dense layer behind `x`; see `heads.dense`."""
-        return dense(self._kernels, x, units, name, role, activation)
-
-    def _part(self, leaf: Leaf, name: str, x: Any, tower: str) -> Any:
+    def _part(self, leaf: Leaf, name: str, x: Tensor, tower: str) -> Any:
         if name in self._filters:
             where = f"{name}_" if leaf.path else ""
             if has_channels_first(leaf, self._config):
@@ -149,7 +143,7 @@ class Encoder:
             x = self._convolutions(x, self._filters[name], f"{where}conv_{tower}")
         return flattened(x)
 
-    def _convolutions(self, x: Any, filters: Sequence[Any], prefix: str) -> Any:
+    def _convolutions(self, x: Tensor, filters: Sequence[Any], prefix: str) -> Any:
         for i, (channels, kernel, stride) in enumerate(filters, start=1):
             layer = keras.layers.Conv2D(
                 channels,
@@ -165,12 +159,12 @@ class Encoder:
         return x
 
 
-def flattened(x: Any) -> Any:
+def flattened(x: Tensor) -> Any:
     """Returns rows `[B, ...]` as `[B, F]`."""
     return x if len(x.shape) == 2 else keras.layers.Flatten()(x)
 
 
-def check_activation(setting: str, activation: Any) -> None:
+def check_activation(setting: str, activation: Setting) -> None:
     """Raises a `ModelError` that names the setting unless Keras knows the activation."""
     try:
         keras.activations.get(activation)
@@ -178,9 +172,7 @@ def check_activation(setting: str, activation: Any) -> None:
         raise ModelError(f"{setting}: {error}") from error
 
 
-def filters_for(
-    leaf: Leaf, name: str, config: Mapping[str, Any], setting: str = "model"
-) -> Sequence[Any]:
+def filters_for(leaf: Leaf, name: str, config: Settings, setting: str = "model") -> Sequence[Any]:
     """Returns the convolutions `[channels, kernel, stride]` of an image.
 
     All but the last are padded ("same"), the last one is not ("valid").
@@ -212,7 +204,7 @@ def filters_for(
     return filters
 
 
-def is_convolved(leaf: Leaf, config: Mapping[str, Any]) -> bool:
+def is_convolved(leaf: Leaf, config: Settings) -> bool:
     """Whether a leaf goes through convolutions.
 
     It must be a Box of rank 3. Then either `conv_filters` are given and not empty, or both sides
@@ -231,7 +223,7 @@ def is_convolved(leaf: Leaf, config: Mapping[str, Any]) -> bool:
     return min(sides) >= _LEAST_SIDE and (leaf.dtype == np.uint8 or sides in CONV_FILTERS)
 
 
-def has_channels_first(leaf: Leaf, config: Mapping[str, Any]) -> bool:
+def has_channels_first(leaf: Leaf, config: Settings) -> bool:
     """Whether the first axis of an image has its channels: as `channels_first` says, or by shape.
 
     By shape they are first if that axis has 1, 3 or 4, the last one has not, and both sides have
@@ -247,7 +239,7 @@ def _has_rank_3(leaf: Leaf) -> bool:
     return isinstance(leaf.space, spaces.Box) and len(leaf.shape) == 3
 
 
-def _sides(leaf: Leaf, config: Mapping[str, Any]) -> tuple[int, int]:
+def _sides(leaf: Leaf, config: Settings) -> tuple[int, int]:
     """Returns height and width."""
     one, two, three = leaf.shape
     return (two, three) if has_channels_first(leaf, config) else (one, two)
@@ -260,10 +252,9 @@ def _may_be_image(leaf: Leaf) -> bool:
     return len(leaf.shape) > 2 or (leaf.dtype == np.uint8 and min(leaf.shape) >= _LEAST_SIDE)
 
 
-@functools.cache
 def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
     if len(shape) == 3:
-        logger.warning(
+        warn_once(
             "%r of shape %s is flattened: by itself only an image gets convolutions, with sides of "
             "at least %d pixels, and of uint8 or of a size with default filters (%s). For "
             "convolutions give model={'conv_filters': %s}.",
@@ -271,7 +262,7 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
             shape,
             _LEAST_SIDE,
             _known_sizes(),
-            _example(*shape[:2]),
+            str(_example(*shape[:2])),
         )
         return
     advice = (
@@ -279,7 +270,7 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
         if len(shape) == 2
         else "Join stacked frames along the channels, as the connector FrameStack does"
     )
-    logger.warning(
+    warn_once(
         "%r of shape %s is flattened%s: only a Box [height, width, channels] is an image. %s, or "
         "give a model of your own (model={'custom_model': ...}). model={'conv_filters': []} "
         "flattens it without this line.",
@@ -301,7 +292,7 @@ def _known_sizes() -> str:
     return ", ".join(f"{height}x{width}" for height, width in CONV_FILTERS)
 
 
-def _ints(config: Mapping[str, Any], which: str) -> list[int]:
+def _ints(config: Settings, which: str) -> list[int]:
     return [int(units) for units in config[f"{which}fcnet_hiddens"]]
 
 

@@ -23,7 +23,7 @@ class NormalizedColumns(keras.initializers.Initializer):
         self.norm = norm
         self.seed = seed
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Any:
         return keras.ops.convert_to_tensor(self.draw(shape, np.random.default_rng(self.seed)))
 
     def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
@@ -48,7 +48,7 @@ class UnitForgetBias(keras.initializers.Initializer):
     def __init__(self, others: keras.initializers.Initializer) -> None:
         self.others = others
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> Any:
         units = shape[0] // 4
         parts = [
             self.others((units,), dtype=dtype),
@@ -102,7 +102,7 @@ class Kernels:
         return int(self._rng.integers(2**31))
 
 
-def initializer_of(layer: keras.layers.Layer, variable: Any) -> Any:
+def initializer_of(layer: keras.layers.Layer, variable: keras.Variable) -> Any:
     """Returns what a layer draws one of its variables from, or None if it does not say.
 
     The layer's attribute or config entry `<name>_initializer` is looked up, also under the names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -98,7 +98,7 @@ def _state_shapes(model: keras.Model) -> list[Any]:
     return list(shapes)
 
 
-def _known_shape(model: keras.Model, index: int, shape: Any) -> tuple[int, ...]:
+def _known_shape(model: keras.Model, index: int, shape: Sequence[int] | int) -> tuple[int, ...]:
     sizes = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ModelError(

@@ -1,19 +1,32 @@
-"""Small layers that several models use."""
+"""Layers that several models use: noisy ones, those around a memory, and outputs."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import keras
+import tensorflow as tf
 from keras import ops
 
+from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.settings import Settings
 
-def rows_of(sequences: Any) -> Any:
+Tensor: TypeAlias = keras.KerasTensor
+"""A tensor of a functional model, or the one that a layer is called with."""
+Named: TypeAlias = dict[str, Tensor]
+"""Tensors by name."""
+Memory: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor]]
+"""The outputs of a memory, its state inputs, and the states after the sequences."""
+
+
+def rows_of(sequences: Tensor) -> Any:
     """Returns sequences `[B, T, ...]` as rows `[B * T, ...]`."""
     return ops.reshape(sequences, (-1, *sequences.shape[2:]))
 
 
-def sequences_of(rows: Any, like: Any) -> Any:
+def sequences_of(rows: Tensor, like: Tensor) -> Any:
     """Returns rows `[B * T, F]` as sequences `[B, T, F]`, given anything `[B, T, ...]`."""
     batch, time = ops.shape(like)[:2]
     return ops.reshape(rows, (batch, time, rows.shape[-1]))
@@ -36,7 +49,7 @@ class FreeLogStd(keras.layers.Layer):
         start = keras.initializers.Constant(self.start)
         self.log_std = self.add_weight(name="log_std", shape=(input_shape[-1],), initializer=start)
 
-    def call(self, means: Any) -> Any:
+    def call(self, means: Tensor) -> Any:
         rows = ops.zeros_like(means) + self.log_std
         return ops.concatenate([means, rows], axis=-1)
 
@@ -48,7 +61,7 @@ class FreeLogStd(keras.layers.Layer):
 class FoldTime(keras.layers.Layer):
     """Makes rows `[B * T, ...]` of sequences `[B, T, ...]`."""
 
-    def call(self, sequences: Any) -> Any:
+    def call(self, sequences: Tensor) -> Any:
         return rows_of(sequences)
 
 
@@ -56,7 +69,7 @@ class FoldTime(keras.layers.Layer):
 class UnfoldTime(keras.layers.Layer):
     """Makes sequences `[B, T, F]` of rows `[B * T, F]`, given anything `[B, T, ...]`."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         return sequences_of(*inputs)
 
 
@@ -64,7 +77,97 @@ class UnfoldTime(keras.layers.Layer):
 class SequenceMask(keras.layers.Layer):
     """Says which steps of padded sequences are real: bool `[B, T]`, from `[B, T, ...]`, `[B]`."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[Tensor]) -> Any:
         sequences, seq_lens = inputs
         steps = ops.arange(ops.shape(sequences)[1], dtype="int32")
         return steps[None, :] < ops.cast(seq_lens, "int32")[:, None]
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class NoisyDense(keras.layers.Layer):
+    """A dense layer with factorised Gaussian noise: Fortunato et al. 2018 (arXiv:1706.10295).
+
+    Called with `[x, noise]` of `[B, p]` and `[B, p + q]` (or `[1, p + q]`: the same noise for all
+    rows), it gives `[B, q]`:
+
+        y = x (mu_w + sigma_w * f(e) f(d)^T) + mu_b + sigma_b * f(d)        (equations 9 to 11)
+
+    where `noise` is e and d, and f(x) = sign(x) sqrt(|x|). So zero noise gives the mean weights.
+    Row by row that is x mu_w + mu_b + f(d) * ((f(e) * x) sigma_w + sigma_b), so that rows with
+    noise of their own need no weights of their own. Sigmas begin at sigma0 / sqrt(p) (section 3.2).
+
+    Args:
+        units: q.
+        sigma0: scales the first sigmas.
+        activation: of the outputs, by name; None for linear ones.
+        kernel_initializer: of mu_w; mu_b begins at 0.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        sigma0: float,
+        activation: str | Callable[[tf.Tensor], tf.Tensor] | None = None,
+        kernel_initializer: str | keras.initializers.Initializer = "glorot_uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.units = units
+        self.sigma0 = sigma0
+        self.activation = keras.activations.get(activation)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.Zeros()
+
+    def build(self, input_shape: Sequence[Sequence[int]]) -> None:
+        p, q = input_shape[0][-1], self.units
+        start = keras.initializers.Constant(self.sigma0 / math.sqrt(p))
+        self.kernel_sigma_initializer = self.bias_sigma_initializer = start
+        self.kernel = self.add_weight((p, q), self.kernel_initializer, name="kernel")
+        self.bias = self.add_weight((q,), self.bias_initializer, name="bias")
+        self.kernel_sigma = self.add_weight((p, q), start, name="kernel_sigma")
+        self.bias_sigma = self.add_weight((q,), start, name="bias_sigma")
+
+    def call(self, inputs: Sequence[Tensor]) -> Any:
+        x, noise = inputs
+        shaped = ops.sign(noise) * ops.sqrt(ops.abs(noise))
+        of_inputs, of_outputs = shaped[:, : x.shape[-1]], shaped[:, x.shape[-1] :]
+        disturbed = ops.matmul(of_inputs * x, self.kernel_sigma) + self.bias_sigma
+        mean = ops.matmul(x, self.kernel) + self.bias
+        return self.activation(mean + of_outputs * disturbed)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "sigma0": self.sigma0,
+            "activation": keras.activations.serialize(self.activation),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }
+
+
+def dense(
+    kernels: Kernels, x: Tensor, units: int, name: str, role: str, activation: str | None = None
+) -> Any:
+    """Puts one dense layer behind `x`; its role decides about the fresh weights."""
+    kernel = kernels.dense(role)
+    layer = keras.layers.Dense(units, activation=activation, kernel_initializer=kernel, name=name)
+    return layer(x)
+
+
+def action_outputs(
+    kernels: Kernels, x: Tensor, num_outputs: int, settings: Settings, final: str | None = None
+) -> Any:
+    """Puts the inputs of the action distribution behind `x`: linear, or activated by `final`.
+
+    With `free_log_std` only their first half is computed from `x`.
+    """
+    free = settings["free_log_std"]
+    units = num_outputs // 2 if free else num_outputs
+    role = "action" if not settings["no_final_linear"] else "hidden"
+    outputs = dense(kernels, x, units, "fc_out", role, final)
+    return FreeLogStd(settings["log_std_init"], name="log_std")(outputs) if free else outputs
+
+
+def value_output(kernels: Kernels, x: Tensor) -> Any:
+    """Puts the value behind `x`."""
+    return dense(kernels, x, 1, "value_out", "value")

@@ -1,8 +1,9 @@
-"""Models that estimate the value of every action: an encoder, then one head or two."""
+"""Models that estimate the values of actions: Q-networks of all of them, and critics of one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,9 +11,13 @@ import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.catalog.noisy import NoisyDense
+from tfpolicies.models.catalog.layers import NoisyDense, Tensor, dense
 from tfpolicies.models.ports import NOISE
-from tfpolicies.models.spaces import Leaf, port_names
+from tfpolicies.models.settings import Settings
+from tfpolicies.models.spaces import Leaves, port_names
+
+ACTIONS = "actions"
+"""The input of a critic that takes the actions."""
 
 _ACTIVATION = "relu"  # of the heads' hidden layers
 
@@ -27,7 +32,7 @@ class QHeads(NamedTuple):
     sigma0: float  # how noisy they begin
 
     @classmethod
-    def of(cls, static: Mapping[str, Any]) -> QHeads:
+    def of(cls, static: Settings) -> QHeads:
         """Returns what settings say."""
         return cls(**{name: static[name] for name in cls._fields})
 
@@ -37,9 +42,7 @@ class QHeads(NamedTuple):
         return [[*self.hiddens, units] for units in outputs[: 1 + self.dueling]]
 
 
-def q_noise_size(
-    space_leaves: Sequence[Leaf], num_actions: int, settings: Mapping[str, Any], heads: QHeads
-) -> int:
+def q_noise_size(space_leaves: Leaves, num_actions: int, settings: Settings, heads: QHeads) -> int:
     """Returns how many numbers of noise the model of `build_q_model` takes for each row.
 
     These are, for each noisy layer, one per input and one per output.
@@ -51,11 +54,7 @@ def q_noise_size(
 
 
 def build_q_model(
-    space_leaves: Sequence[Leaf],
-    num_actions: int,
-    settings: Mapping[str, Any],
-    *,
-    heads: QHeads,
+    space_leaves: Leaves, num_actions: int, settings: Settings, *, heads: QHeads
 ) -> keras.Model:
     """Builds a model from encoded observations to action values `[B, num_actions]`.
 
@@ -77,25 +76,25 @@ def build_q_model(
     inputs = encoder.inputs()
     features = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
     size = q_noise_size(space_leaves, num_actions, settings, heads)
-    layers = _Layers(encoder)
+    layer: Callable[..., Tensor] = functools.partial(dense, kernels)
     if size:
         inputs[NOISE] = keras.Input((size,), name=NOISE, dtype="float32")
-        layers = _NoisyLayers(encoder, kernels, heads.sigma0, inputs[NOISE])
+        layer = _NoisyLayers(kernels, heads.sigma0, inputs[NOISE])
     names = [("advantage", "action"), ("value", "value")] if heads.dueling else [("q", "action")]
     outputs = [
-        layers.head(features, *named, units)
+        _head(layer, features, *named, units)
         for named, units in zip(names, heads.widths(num_actions), strict=True)
     ]
     values = outputs[0] if len(outputs) == 1 else _joined(outputs[0], outputs[1], num_actions)
     return encoder.model(inputs, values, "q_network")
 
 
-def _encoder(space_leaves: Sequence[Leaf], settings: Mapping[str, Any]) -> tuple[Encoder, Kernels]:
+def _encoder(space_leaves: Leaves, settings: Settings) -> tuple[Encoder, Kernels]:
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
     return Encoder(space_leaves, port_names(space_leaves, "obs"), settings, kernels), kernels
 
 
-def _joined(advantage: Any, value: Any, num_actions: int) -> Any:
+def _joined(advantage: Tensor, value: Tensor, num_actions: int) -> Any:
     """Returns V + A - mean(A), atom by atom."""
     width, atoms = advantage.shape[-1], value.shape[-1]
     if atoms > 1:
@@ -105,35 +104,57 @@ def _joined(advantage: Any, value: Any, num_actions: int) -> Any:
     return keras.ops.reshape(joined, (-1, width)) if atoms > 1 else joined
 
 
-class _Layers:
-    """Puts dense layers behind features."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-
-    def head(self, x: Any, prefix: str, role: str, widths: Sequence[int]) -> Any:
-        """Puts `<prefix>_1`, ... and the linear `<prefix>_out` behind `x`."""
-        for i, units in enumerate(widths[:-1], start=1):
-            x = self.dense(x, units, f"{prefix}_{i}", "hidden", _ACTIVATION)
-        return self.dense(x, widths[-1], f"{prefix}_out", role)
-
-    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
-        """Puts one layer behind `x`; its role decides about the fresh weights."""
-        return self._encoder.dense(x, units, name, role, activation)
+def _head(
+    layer: Callable[..., Tensor], x: Tensor, prefix: str, role: str, widths: Sequence[int]
+) -> Tensor:
+    """Puts `<prefix>_1`, ... and the linear `<prefix>_out` behind `x`."""
+    for i, units in enumerate(widths[:-1], start=1):
+        x = layer(x, units, f"{prefix}_{i}", "hidden", _ACTIVATION)
+    return layer(x, widths[-1], f"{prefix}_out", role)
 
 
-class _NoisyLayers(_Layers):
+class _NoisyLayers:
     """Puts noisy layers behind features; each takes the next columns of the noise."""
 
-    def __init__(self, encoder: Encoder, kernels: Kernels, sigma0: float, noise: Any) -> None:
-        super().__init__(encoder)
-        self._kernels = kernels
-        self._sigma0 = sigma0
-        self._noise = noise
+    def __init__(self, kernels: Kernels, sigma0: float, noise: Tensor) -> None:
+        self._kernels, self._sigma0, self._noise = kernels, sigma0, noise
         self._taken = 0
 
-    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
+    def __call__(
+        self, x: Tensor, units: int, name: str, role: str, activation: str | None = None
+    ) -> Tensor:
         first, self._taken = self._taken, self._taken + x.shape[-1] + units
         kernel = self._kernels.dense(role)
         layer = NoisyDense(units, self._sigma0, activation, kernel, name=name)
         return layer([x, self._noise[:, first : self._taken]])
+
+
+def build_critic(
+    space_leaves: Leaves,
+    action_leaves: Leaves,
+    settings: Settings,
+    *,
+    num_values: int = 1,
+    setting: str = "model",
+) -> keras.Model:
+    """Builds a model from encoded observations and actions to values `[B, num_values]`.
+
+    Its inputs are the observation's by name (`obs`, or `obs_<path>` of a nested space) and, unless
+    it values all actions, `actions`. That is one more part of the observation: parts are encoded
+    as in the catalog's other models (convolutions for images) and joined; `fcnet_hiddens`,
+    `post_fcnet_hiddens` and linear units follow.
+
+    Args:
+        space_leaves: the leaves of the observation space, without an action mask.
+        action_leaves: the action space, one Box of floats; none if all actions are valued.
+        settings: a complete `model` config.
+        num_values: how many actions are valued.
+        setting: what holds `settings`, for errors to name.
+    """
+    leaves = [*space_leaves, *action_leaves]
+    names = [*port_names(space_leaves, "obs"), *(ACTIONS for _ in action_leaves)]
+    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
+    encoder = Encoder(leaves, names, settings, kernels, setting)
+    inputs = encoder.inputs()
+    hidden = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
+    return encoder.model(inputs, dense(kernels, hidden, num_values, "q_out", "value"), "critic")

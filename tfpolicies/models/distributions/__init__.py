@@ -10,22 +10,18 @@ Only operations of the Exp/Log/Abs class are used, so that every distribution co
 from tfpolicies.models.distributions.action_distribution import (
     ActionDistribution as ActionDistribution,
 )
+from tfpolicies.models.distributions.action_distribution import Product as Product
 from tfpolicies.models.distributions.base import MASKED_LOGIT as MASKED_LOGIT
 from tfpolicies.models.distributions.base import Distribution as Distribution
 from tfpolicies.models.distributions.base import WholeSpace as WholeSpace
 from tfpolicies.models.distributions.base import (
     register_box_distribution as register_box_distribution,
 )
-from tfpolicies.models.distributions.bernoulli import Bernoulli as Bernoulli
+from tfpolicies.models.distributions.categorical import Bernoulli as Bernoulli
 from tfpolicies.models.distributions.categorical import Categorical as Categorical
 from tfpolicies.models.distributions.categorical import MultiCategorical as MultiCategorical
-from tfpolicies.models.distributions.gaussian import (
-    BoundedDeterministic as BoundedDeterministic,
-)
+from tfpolicies.models.distributions.gaussian import BoundedDeterministic as BoundedDeterministic
 from tfpolicies.models.distributions.gaussian import Deterministic as Deterministic
 from tfpolicies.models.distributions.gaussian import DiagGaussian as DiagGaussian
-from tfpolicies.models.distributions.gaussian import (
-    SquashedDeterministic as SquashedDeterministic,
-)
+from tfpolicies.models.distributions.gaussian import SquashedDeterministic as SquashedDeterministic
 from tfpolicies.models.distributions.gaussian import SquashedGaussian as SquashedGaussian
-from tfpolicies.models.distributions.product import Product as Product

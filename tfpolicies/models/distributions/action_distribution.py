@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
@@ -22,13 +21,93 @@ from tfpolicies.models.distributions.base import (
     checked_kind,
     is_whole_space,
 )
-from tfpolicies.models.distributions.bernoulli import Bernoulli
-from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical
+from tfpolicies.models.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from tfpolicies.models.distributions.gaussian import DiagGaussian
-from tfpolicies.models.distributions.product import Product, split_columns
-from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box
+from tfpolicies.models.settings import Settings
+from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box, nest, pick
+from tfpolicies.models.warn_once import warn_once
+from tfpolicies.types import TensorStructure
 
-logger = logging.getLogger("tfpolicies")
+
+class Product:
+    """One distribution per leaf of a nested space, all independent; has `Distribution`'s methods.
+
+    Actions are nested as the space is. Inputs, noise and masks of the leaves follow one another in
+    the order of the leaves; log-probabilities, entropies and divergences are sums over them.
+
+    Args:
+        inputs: `[B, num_inputs]` float32, as the model computed them.
+        space: the nested action space.
+        leaves: its leaves.
+        kinds: the distribution class of each leaf.
+
+    Attributes:
+        parts: the distribution of each leaf.
+    """
+
+    def __init__(
+        self,
+        inputs: tf.Tensor,
+        space: spaces.Space,
+        leaves: Sequence[Leaf],
+        kinds: Sequence[type[Distribution]],
+    ) -> None:
+        self.inputs = inputs
+        self.space = space
+        self.leaves = tuple(leaves)
+        pairs = list(zip(kinds, self.leaves, strict=True))
+        self._noise_sizes = [kind.noise_size(leaf.space) for kind, leaf in pairs]
+        rows = split_columns(inputs, [kind.num_inputs(leaf.space) for kind, leaf in pairs])
+        self.parts = [
+            kind(columns, leaf.space) for (kind, leaf), columns in zip(pairs, rows, strict=True)
+        ]
+
+    def sample(self, noise: tf.Tensor) -> Any:
+        """Turns noise `[B, noise_size]` into nested actions; zero noise into the mode."""
+        return nest(self.space, self.sample_leaves(noise))
+
+    def deterministic_sample(self) -> Any:
+        """Returns the mode, nested as the space is."""
+        return nest(self.space, [part.deterministic_sample() for part in self.parts])
+
+    def sample_leaves(self, noise: tf.Tensor) -> list[tf.Tensor]:
+        """Does what `sample` does, with one tensor per leaf of the space."""
+        noises = split_columns(noise, self._noise_sizes)
+        return [part.sample(columns) for part, columns in zip(self.parts, noises, strict=True)]
+
+    def logp(self, actions: TensorStructure) -> tf.Tensor:
+        """Returns the log-probability (density) of nested `actions`, float32 `[B]`."""
+        return self.logp_leaves([pick(actions, leaf.path) for leaf in self.leaves])
+
+    def logp_leaves(self, actions: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Does what `logp` does, for actions with one tensor per leaf of the space."""
+        pairs = zip(self.parts, actions, strict=True)
+        return tf.add_n([part.logp(action) for part, action in pairs])
+
+    def sampled_logp(self, noise: tf.Tensor) -> tf.Tensor:
+        """Returns the log-probability of `sample(noise)`, float32 `[B]`."""
+        noises = split_columns(noise, self._noise_sizes)
+        pairs = zip(self.parts, noises, strict=True)
+        return tf.add_n([part.sampled_logp(columns) for part, columns in pairs])
+
+    def entropy(self) -> tf.Tensor:
+        """Returns the entropy in nats, float32 `[B]`."""
+        return tf.add_n([part.entropy() for part in self.parts])
+
+    def kl(self, other: Product) -> tf.Tensor:
+        """Returns KL(self || other) in nats, float32 `[B]`."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return tf.add_n([part.kl(its) for part, its in pairs])
+
+    def valid_mask(self) -> tf.Tensor:
+        """Returns which maskable logits are not masked, bool `[B, mask_size]`."""
+        return tf.concat([part.valid_mask() for part in self.parts], axis=-1)
+
+
+def split_columns(columns: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Cuts `[B, sum(sizes)]` into one `[B, size]` for each size."""
+    return tf.split(columns, list(sizes), axis=-1) if len(sizes) > 1 else [columns]
+
 
 MAX_BOX_LOGITS = 10_000
 
@@ -53,7 +132,7 @@ class ActionDistribution:
 
     @classmethod
     def of(
-        cls, space: spaces.Space, custom: Any = None, settings: Mapping[str, Any] | None = None
+        cls, space: spaces.Space, custom: str | type | None = None, settings: Settings | None = None
     ) -> ActionDistribution:
         """Returns the distribution of `space`.
 
@@ -72,18 +151,21 @@ class ActionDistribution:
         """
         custom = BOX_DISTRIBUTIONS.find(custom) or custom
         if is_whole_space(custom):
-            whole: ActionDistribution = custom.over(space, settings or {})
-            return whole
+            return custom.over(space, settings or {})
         box_kind = DiagGaussian if custom is None else checked_kind(custom)
         found = action_leaves(space)
         kinds = tuple(_kind(leaf, box_kind) for leaf in found)
         if not kinds:
             raise UnsupportedSpaceError(f"The action space {space} is empty: there is no action.")
         if custom is not None and not any(is_float_box(leaf.space) for leaf in found):
-            _tell_of_unused(box_kind.__name__, str(space))
+            warn_once(
+                "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the "
+                "action space %s has none. A `WholeSpace` class is taken for any space.",
+                *(box_kind.__name__, str(space)),
+            )
         return cls(space, kinds)
 
-    def __call__(self, inputs: tf.Tensor, model: Any = None) -> Any:
+    def __call__(self, inputs: tf.Tensor, model: keras.Model | None = None) -> Any:
         """Builds the distributions of a batch: a `Distribution`, of nested spaces a `Product`.
 
         Args:
@@ -197,15 +279,6 @@ class ActionDistribution:
     @cached_property
     def _mask_sizes(self) -> list[int]:
         return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
-
-
-@functools.cache
-def _tell_of_unused(name: str, space: str) -> None:
-    logger.warning(
-        "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the action space "
-        "%s has none. A `WholeSpace` class is taken for any space.",
-        *(name, space),
-    )
 
 
 def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
@@ -13,6 +13,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ConfigError, near_matches
 from tfpolicies.marks import for_place
 from tfpolicies.models.distributions.noise import NOISE_KINDS
+from tfpolicies.models.settings import Settings
 from tfpolicies.registers import Register
 
 MASKED_LOGIT = float(np.finfo(np.float32).min)
@@ -63,7 +64,7 @@ class Distribution(abc.ABC):
         """Turns noise `[B, noise_size]` into actions `[B, *shape]`; zero noise into the mode."""
 
     @abc.abstractmethod
-    def logp(self, actions: Any) -> tf.Tensor:
+    def logp(self, actions: tf.Tensor) -> tf.Tensor:
         """Returns the log-probability (density) of `actions`, float32 `[B]`."""
 
     @abc.abstractmethod
@@ -109,7 +110,7 @@ class WholeSpace(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def over(cls, space: spaces.Space, settings: Mapping[str, Any], **arguments: Any) -> Any:
+    def over(cls, space: spaces.Space, settings: Settings, **arguments: Any) -> Any:
         """Returns the `ActionDistribution` of a space.
 
         Args:
@@ -136,17 +137,17 @@ def register_box_distribution(name: str, kind: type[Distribution | WholeSpace]) 
     BOX_DISTRIBUTIONS.add(name, kind if is_whole_space(kind) else checked_kind(kind))
 
 
-def is_whole_space(kind: Any) -> TypeGuard[type[WholeSpace]]:
+def is_whole_space(kind: str | type | None) -> TypeGuard[type[WholeSpace]]:
     """Whether something is a class of distributions over a whole action space."""
     return isinstance(kind, type) and issubclass(kind, WholeSpace)
 
 
-def is_distribution(kind: Any) -> TypeGuard[type[Distribution]]:
+def is_distribution(kind: str | type | None) -> TypeGuard[type[Distribution]]:
     """Whether something is a class of distributions over one leaf."""
     return isinstance(kind, type) and issubclass(kind, Distribution)
 
 
-def checked_kind(kind: Any) -> type[Distribution]:
+def checked_kind(kind: str | type | None) -> type[Distribution]:
     """Returns what is given if it is a class of distributions.
 
     Raises:

@@ -26,6 +26,12 @@ class NoiseKind(NamedTuple):
     finish: Callable[[np.ndarray], Any]
     """Turns the numbers of an array into noise, in place."""
 
+    def fill(self, rng: np.random.Generator, out: np.ndarray) -> np.ndarray:
+        """Overwrites a contiguous float32 array with new noise; returns it."""
+        self.draw(rng, out)
+        self.finish(out)
+        return out
+
 
 class NoiseAhead:
     """The noise of calls to come, drawn in one go, which costs a fraction of drawing call by call.
@@ -43,9 +49,7 @@ class NoiseAhead:
     def __init__(self, kind: NoiseKind, rng: np.random.Generator, rows: int, size: int) -> None:
         self._kind, self._rng, self._before = kind, rng, rng.bit_generator.state
         self._taken = 0
-        self._noise = np.empty((rows, size), np.float32)
-        kind.draw(rng, self._noise)
-        kind.finish(self._noise)
+        self._noise = kind.fill(rng, np.empty((rows, size), np.float32))
 
     def take(self, rows: int) -> np.ndarray | None:
         """Returns the noise of the next call, `[rows, size]`; None if there is not enough left."""
@@ -109,15 +113,10 @@ def draw(blocks: NoiseBlocks, rng: np.random.Generator, batch_size: int) -> np.n
 
     With one block, B rows are the noise of B calls for one row each.
     """
-    parts = [_draw_block(kind, rng, (batch_size, size)) for kind, size in blocks]
+    parts = [
+        NOISE_KINDS[kind].fill(rng, np.empty((batch_size, size), np.float32))
+        for kind, size in blocks
+    ]
     if len(parts) == 1:
         return parts[0]
     return np.concatenate([np.zeros((batch_size, 0), np.float32), *parts], axis=1)
-
-
-def _draw_block(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    noise = np.empty(shape, np.float32)
-    draw_numbers, finish = NOISE_KINDS[kind]
-    draw_numbers(rng, noise)
-    finish(noise)
-    return noise

@@ -1,15 +1,79 @@
-"""Whether a copy of a user's model, which Keras rebuilt, computes what the model does."""
+"""Keras models without their weights: keys of equal architectures, and checks of rebuilt copies."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.calling import call_model, call_with_zeros, zeros
+from tfpolicies.models.calling import all_layers, call_model, call_with_zeros, zeros
 from tfpolicies.models.ports import InputPorts
+from tfpolicies.types import Setting, TensorStructure
+
+
+class Architecture(NamedTuple):
+    """A Keras model without its weights; pickle takes it where it finds the classes by name."""
+
+    config: dict[str, Any]
+    classes: dict[str, type]  # of the model and its layers, as the config names them
+
+    @classmethod
+    def of(cls, model: keras.Model) -> Architecture | None:
+        """Returns the architecture of a model; None if Keras cannot rebuild it."""
+        classes = {type(layer).__name__: type(layer) for layer in all_layers(model)}
+        try:
+            found = cls(keras.saving.serialize_keras_object(model), classes)
+            found.build()
+        except (NotImplementedError, TypeError, ValueError, AttributeError):
+            return None
+        return found
+
+    def build(self) -> keras.Model:
+        """Returns a new model of the architecture."""
+        with keras.saving.custom_object_scope(self.classes):
+            # Keras empties a functional model's config while it reads it, so it gets a copy.
+            config = copy.deepcopy(self.config)
+            return keras.saving.deserialize_keras_object(config, custom_objects=self.classes)
+
+
+_NAMES = ("name", "keras_history", "input_layers", "output_layers")
+_NOT_ARCHITECTURE = ("registered_name", "build_config", "compile_config")
+
+
+def anonymous(config: Setting) -> Any:
+    """Returns a Keras config without names, which differ between equal architectures.
+
+    Names become numbers, where a layer has its name and where others refer to it; the same word
+    elsewhere (an activation) stays.
+    """
+    names: dict[str, str] = {}
+
+    def walk(value: Setting, *, is_name: bool) -> Any:
+        if isinstance(value, Mapping):
+            if "DTypePolicy" in str(value.get("class_name")):
+                return value["config"]
+            kept = {str(k): v for k, v in value.items() if k not in _NOT_ARCHITECTURE}
+            return {k: walk(v, is_name=k in _NAMES) for k, v in kept.items()}
+        if isinstance(value, list | tuple):
+            return [walk(v, is_name=is_name) for v in value]
+        if is_name and isinstance(value, str):
+            return names.setdefault(value, f"#{len(names)}")
+        return value
+
+    return walk(config, is_name=False)
+
+
+def fingerprint(value: Setting) -> str:
+    """Returns a short stable hash of a JSON-like value."""
+    text = json.dumps(value, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
 
 _TOLERANCE = 1e-4  # of the largest number of an output
 
@@ -50,7 +114,9 @@ def require_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> N
     )
 
 
-def _first_other_layer(model: Any, copy: Any, inputs: Any) -> str | None:
+def _first_other_layer(
+    model: keras.Model, copy: keras.Model, inputs: Mapping[str, np.ndarray]
+) -> str | None:
     """Returns the name of the first layer of a functional model that gives something else."""
     if not isinstance(model, keras.Function | keras.Sequential):
         return None
@@ -65,7 +131,7 @@ def _first_other_layer(model: Any, copy: Any, inputs: Any) -> str | None:
     return None
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: TensorStructure, other: TensorStructure) -> bool:
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
     return all(_is_close(np.asarray(x), np.asarray(y)) for x, y in pairs)
 

@@ -1,0 +1,295 @@
+"""Models of users: how factories are called, and what a model must give to act for a policy."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import ModelError
+from tfpolicies.models.actor_critic import (
+    ActorCritic,
+    call_actor,
+    get_dist_inputs,
+    users_model,
+    value_of,
+)
+from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_with_zeros, zeros
+from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.catalog.inspection import memory_of
+from tfpolicies.models.catalog.memory import build_remembering
+from tfpolicies.models.distributions import (
+    ActionDistribution,
+    Categorical,
+    SquashedDeterministic,
+    SquashedGaussian,
+)
+from tfpolicies.models.ports import InputPorts, model_leaves
+from tfpolicies.models.preprocessing import is_image
+from tfpolicies.models.settings import Settings, has_memory
+from tfpolicies.models.tanh_heads import ends_in_tanh, warn_of_tanh
+from tfpolicies.models.views import views_of
+from tfpolicies.models.warn_once import warn_once
+from tfpolicies.types import TensorStructure
+
+Factory: TypeAlias = Callable[..., keras.Model]
+
+
+def require_float32() -> None:
+    """Checks that layers which say nothing else, as those of the catalog, compute in float32."""
+    chosen = keras.config.dtype_policy()
+    if chosen.compute_dtype != "float32":
+        raise ModelError(
+            f"Policies are float32 only, but Keras's global dtype policy is {chosen.name!r}. Call "
+            "keras.config.set_dtype_policy('float32')."
+        )
+
+
+def context_of(factory: Factory, action_space: gym.Space, config: Settings) -> dict[str, Any]:
+    """Returns what a factory is given beside its own arguments, if it names it."""
+    offered = {"action_space": action_space, "model_config": {**config, "custom_model": None}}
+    try:
+        named = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a callable whose signature Python cannot tell
+        return {}
+    return {name: value for name, value in offered.items() if name in named}
+
+
+def model_of(
+    factory: Factory, space: gym.Space, num_outputs: int, arguments: Settings
+) -> keras.Model:
+    """Returns what a factory of models gives for a space and its own arguments.
+
+    Raises:
+        ModelError: if it does not take them, or returns no Keras model.
+    """
+    signature = _signature(factory)
+    if signature is not None and not arguments and not signature.parameters:
+        model = factory()
+    else:
+        if signature is not None:
+            _require_call(factory, signature, space, num_outputs, arguments)
+        model = factory(space, num_outputs, **arguments)
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            f"The factory custom_model={factory!r} must return a keras.Model, but returned "
+            f"{type(model).__name__}."
+        )
+    return model
+
+
+def _signature(factory: Factory) -> inspect.Signature | None:
+    """Returns what a factory of models takes, without `self`; None if Python cannot tell."""
+    is_model_class = isinstance(factory, type) and issubclass(factory, keras.Model)
+    try:
+        signature = inspect.signature(factory.__init__ if is_model_class else factory)
+    except (TypeError, ValueError):
+        return None
+    return signature.replace(parameters=list(signature.parameters.values())[is_model_class:])
+
+
+def _require_call(
+    factory: Factory,
+    signature: inspect.Signature,
+    space: gym.Space,
+    num_outputs: int,
+    arguments: Settings,
+) -> None:
+    """Checks that a factory takes what it will be called with.
+
+    Raises:
+        ModelError: if it does not; it shows the signature.
+    """
+    try:
+        signature.bind(space, num_outputs, **arguments)
+    except TypeError as error:
+        name = getattr(factory, "__name__", repr(factory))
+        what = "The model class" if isinstance(factory, type) else "The factory of models"
+        raise ModelError(
+            f"{what} {name}{signature} is called with (observation_space, num_outputs, "
+            f"**custom_model_config), but {error}. Give a model instance, or a function that makes "
+            f"the model: lambda observation_space, num_outputs: {name}(...)."
+        ) from error
+
+
+def ports_of(
+    model: keras.Model, observation_space: gym.Space, dist_class: ActionDistribution
+) -> InputPorts:
+    """Returns the inputs of a policy with this model: it decides about memory and the rest."""
+    ports = InputPorts(
+        observation_space,
+        views_of(model, observation_space, dist_class.space),
+        tuple(tuple(shape) for shape in memory_of(model)),
+    )
+    names = [port.name for port in ports.all]
+    twice = [port.name for port in ports.seen if names.count(port.name) > 1]
+    if twice:
+        raise ModelError(
+            f"The model {model.name!r} has a view {twice[0]!r}, but that is what a part of the "
+            "observation is called. Give the view another name."
+        )
+    return ports
+
+
+_SQUASHED = (SquashedGaussian, SquashedDeterministic)
+
+
+class ModelRequirements(NamedTuple):
+    """The policy that a user's model is to act for."""
+
+    observation_space: gym.Space
+    dist_class: ActionDistribution
+    config: Settings
+    with_value: bool  # whether values are needed, too
+
+    def complete(self, model: keras.Model) -> keras.Model:
+        """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
+        if has_memory(self.config):
+            model = self._put_memory_around(model)
+        ports = ports_of(model, self.observation_space, self.dist_class)
+        outputs = call_with_zeros(model, ports)
+        check_outputs(model, outputs, self.dist_class.num_outputs, ports)
+        if self.with_value and value_of(outputs) is None:
+            if ports.memory or ports.views:
+                raise ModelError(
+                    f"The model {model.name!r} has a memory or reads previous steps, so it has to "
+                    "estimate the values itself: let it return them as 'vf_preds', of shape "
+                    f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
+                )
+            require_float32()
+            model = ActorCritic(model, _critic(model.name, self.observation_space, self.config))
+        if any(is_image(leaf.space) for leaf in ports.obs_leaves):
+            _warn_of_rescaling(model)
+        if Categorical in self.dist_class.kinds and _are_probabilities(get_dist_inputs(outputs)):
+            _warn_of_probabilities(model)
+        squashes = any(issubclass(kind, _SQUASHED) for kind in self.dist_class.kinds)
+        if squashes and ends_in_tanh(users_model(model)):
+            warn_of_tanh(model.name.rstrip("0123456789_"))
+        return model
+
+    def _put_memory_around(self, model: keras.Model) -> keras.Model:
+        """Builds a user's model, and puts the memory that the settings ask for around it.
+
+        Raises:
+            ModelError: if it has a memory already, or gives no rows of features.
+        """
+        require_float32()
+        ports = ports_of(model, self.observation_space, self.dist_class)
+        if ports.memory:
+            raise ModelError(
+                f"The model {model.name!r} already has a memory. Leave use_lstm, use_gru and "
+                "use_attention False; or give a model without inputs state_in_0, ..."
+            )
+        tried = zeros(ports)
+        features = get_dist_inputs(call_with_zeros(model, ports))
+        shape: tuple[int, ...] = tuple(getattr(features, "shape", ()))
+        if len(shape) != 2 or shape[0] != ZERO_ROWS:
+            raise ModelError(
+                f"The model {model.name!r} must give features of shape [B, n] to the memory around "
+                "it, as its only output, the first of a pair, or 'action_dist_inputs' of a dict; "
+                f"got {shape} for {ZERO_ROWS} rows. Flatten them."
+            )
+        return build_remembering(
+            model,
+            functools.partial(call_actor, model),
+            {name: array.shape[1:] for name, array in tried.items()},
+            self.dist_class.num_outputs,
+            self.config,
+            with_value=self.with_value,
+            action_leaves=self.dist_class.leaves,
+        )
+
+
+def _are_probabilities(dist_inputs: tf.Tensor) -> bool:
+    """Whether rows sum to 1, as behind a softmax; False where nothing is computed yet."""
+    if not tf.executing_eagerly() or dist_inputs.shape[-1] < 2:
+        return False
+    rows = np.asarray(dist_inputs)
+    return bool((rows >= 0).all() and np.allclose(rows.sum(axis=-1), 1.0, atol=1e-5))
+
+
+def _critic(name: str, observation_space: gym.Space, config: Settings) -> keras.Model:
+    settings = {**config, "free_log_std": False, "custom_model": None}
+    try:
+        critic = build_model(model_leaves(observation_space), 1, settings, with_value=False, seed=0)
+    except ModelError as error:
+        raise ModelError(
+            f"The model {name!r} gives no value, so a critic is built beside it, but {error} Or "
+            "let the model give the value itself, as a second output of shape [B, 1]."
+        ) from error
+    critic.name = "critic"
+    return critic
+
+
+def _warn_of_rescaling(model: keras.Model) -> None:
+    for layer in all_layers(model):
+        if isinstance(layer, keras.layers.Rescaling) and np.max(layer.scale) < 0.1:
+            warn_once(
+                "The layer %r multiplies by %.2g, but images of uint8 are divided by 255 before "
+                "the model sees them, so that it would see nearly nothing. Leave the layer out.",
+                layer.name.rstrip("0123456789_"),
+                np.max(layer.scale),
+            )
+
+
+def _warn_of_probabilities(model: keras.Model) -> None:
+    warn_once(
+        "The model %r gives probabilities, as if its last layer were a softmax. Its outputs are "
+        "taken for logits, so the policy can hardly prefer an action. Leave the softmax out: "
+        "Dense(n) without an activation.",
+        model.name.rstrip("0123456789_"),
+    )
+
+
+def check_outputs(
+    model: keras.Model, outputs: TensorStructure, num_outputs: int, ports: InputPorts
+) -> None:
+    """Checks what a model gave for inputs of zeros.
+
+    Raises:
+        ModelError: naming the shape that was expected and the one that came.
+    """
+    rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
+    axes = "B, T" if ports.is_recurrent else "B"
+    dist_inputs, values = get_dist_inputs(outputs), value_of(outputs)
+
+    def got(x: tf.Tensor | None) -> str:
+        shape = getattr(x, "shape", None)
+        if shape is None:
+            return "no such output"
+        return f"[{', '.join([axes, *map(str, tuple(shape)[len(rows) :])])}]"
+
+    if tuple(getattr(dist_inputs, "shape", ())) != (*rows, num_outputs):
+        remedy = f"Give its last layer {num_outputs} units."
+        if dist_inputs is None:
+            remedy = f"Rename a key: it gives {sorted(outputs)}."
+        raise ModelError(
+            f"The model {model.name!r} must give action-distribution inputs of shape "
+            f"[{axes}, {num_outputs}] (its only output, the first of a pair, or the key "
+            f"'action_dist_inputs' or 'logits' of a dict); got {got(dist_inputs)}. {remedy}"
+        )
+    if values is not None and tuple(values.shape) not in ((*rows, 1), rows):
+        raise ModelError(
+            f"The second output of the model {model.name!r} is the value and must have the shape "
+            f"[{axes}, 1] or [{axes}]; got {got(values)}."
+        )
+    for i, port in enumerate(ports.states):
+        after = outputs.get(f"state_out_{i}") if isinstance(outputs, Mapping) else None
+        if tuple(getattr(after, "shape", ())) != (ZERO_ROWS, *port.shape):
+            shape = "no such output" if after is None else f"{tuple(after.shape[1:])}"
+            raise ModelError(
+                f"The model {model.name!r} takes {port.name!r} of shape {port.shape} per sequence, "
+                f"so it must return a dict with 'state_out_{i}' of the same shape; got {shape}."
+            )
+    policies = {str(layer.compute_dtype) for layer in all_layers(model)}
+    if policies - {"float32"}:
+        raise ModelError(
+            f"The model {model.name!r} computes in {sorted(policies)}; policies are float32 only. "
+            "Build it under the dtype policy 'float32'."
+        )
