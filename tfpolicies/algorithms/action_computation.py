@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.errors import UsageError
@@ -47,34 +47,3 @@ def compute_env_action(
     if policy.action_connectors:
         action = policy.action_connectors.done(action)
     return (action, states, extras) if full_fetch or states else action
-
-
-def compute_env_actions(
-    compute: Callable[..., Any],
-    observations: Mapping[Any, Any],
-    *,
-    full_fetch: bool,
-    common: Mapping[str, Any],
-    **by_agent: Mapping[Any, Any] | None,
-) -> Any:
-    """Returns the actions for several agents; see `Algorithm.compute_actions`.
-
-    Args:
-        compute: returns `(action, state, extras)` of one observation.
-        observations: by agent id.
-        full_fetch: whether to return `(actions, states, extras)`.
-        common: arguments of `compute` for all agents.
-        by_agent: arguments of `compute` by agent id, each None for none; `state` is one of them.
-    """
-    results = {
-        agent: compute(
-            observation,
-            **{name: None if x is None else x[agent] for name, x in by_agent.items()},
-            **common,
-        )
-        for agent, observation in observations.items()
-    }
-    actions, states, extras = (
-        {agent: result[i] for agent, result in results.items()} for i in range(3)
-    )
-    return (actions, states, extras) if full_fetch or by_agent["state"] else actions

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.action_computation import compute_env_action, compute_env_actions
+from tfpolicies.algorithms.action_computation import compute_env_action
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
 from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm
@@ -24,7 +24,7 @@ from tfpolicies.algorithms.evaluation_calls import EvaluationCalls
 from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.algorithms.learn import Learned, learn
 from tfpolicies.algorithms.learner_results import LearnerResultCheck
-from tfpolicies.algorithms.resolved_settings import record_resolved, warm_up_policies
+from tfpolicies.algorithms.resolved_settings import record_resolved
 from tfpolicies.algorithms.results import Results
 from tfpolicies.algorithms.run_records import Goals
 from tfpolicies.algorithms.saving import save
@@ -254,35 +254,47 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     def warm_up(self) -> None:
         """Traces and compiles what training will need, so that no iteration waits for it."""
-        rows = self.expected_train_batch_rows()
-        self.warm_up_policies(rows, 1, rows)
+        rows = self._expected_train_batch_rows()
+        self._warm_up_policies(rows, 1, rows)
 
-    def warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
-        """Traces and compiles what one policy of each kind needs.
+    def _warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
+        """Traces and compiles what one policy of each Program needs.
 
         Args:
             rows: of a train batch. Where several agents act, each policy gets its share, which is
                 not known before; acting is made ready only.
             num_epochs: of an update.
-            minibatch_size: likewise; None for one update of all rows that reports on each.
+            minibatch_size: rows of a minibatch; None for one update of all rows that reports on
+                each.
         """
-        warm_up_policies(self, rows, num_epochs, minibatch_size)
+        programs = set()
+        for policy_id, policy in self.worker.policy_map.items():
+            program, learning = policy.driver.program, policy.driver.learning
+            if program in programs:
+                continue
+            programs.add(program)
+            if not self.worker.policies.trains(policy_id):
+                _ = policy.driver.acting.inference
+            elif self.workers.has_several_agents():
+                learning.resolve()
+            else:
+                learning.warm_up(rows, num_epochs, minibatch_size)
 
     # -- parts of a training step -------------------------------------------------------------
 
-    def sample_train_batch(self) -> dict[str, SampleBatch]:
-        """Samples at least `train_batch_size` steps; returns what is trained by policy id."""
-        return self.sample_rows(self.config.train_batch_size)
+    def sample_train_batch(self, least: int | None = None) -> dict[str, SampleBatch]:
+        """Samples whole fragments until there are enough steps.
 
-    def sample_rows(self, least: int) -> dict[str, SampleBatch]:
-        """Samples whole fragments until there are at least `least` steps.
+        Args:
+            least: how many steps, as `count_steps_by` counts them; None for `train_batch_size`.
 
-        Steps are counted by `count_steps_by`. Returns the rows of policies that are trained on
-        them, by policy id.
+        Returns:
+            The rows of policies that are trained on them, by policy id.
         """
+        least = self.config.train_batch_size if least is None else least
         return self._train_batches.sample(least, while_learning=self.overlaps)
 
-    def expected_train_batch_rows(self) -> int:
+    def _expected_train_batch_rows(self) -> int:
         """Returns the rows that `sample_train_batch` gives when episodes do not decide."""
         rows = self.workers.rows_per_sample()
         return -(-self.config.train_batch_size // rows) * rows
@@ -653,23 +665,24 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UnknownPolicyError: if there is no such policy.
         """
         del info, episodes
-        common = {
-            "policy_id": policy_id,
-            "full_fetch": True,
-            "explore": explore,
-            "timestep": timestep,
-            "unsquash_action": unsquash_actions,
-            "clip_action": clip_actions,
+        by_agent = {"state": state, "prev_action": prev_action, "prev_reward": prev_reward}
+        results = {
+            agent: self.compute_single_action(
+                observation,
+                **{name: None if x is None else x[agent] for name, x in by_agent.items()},
+                policy_id=policy_id,
+                full_fetch=True,
+                explore=explore,
+                timestep=timestep,
+                unsquash_action=unsquash_actions,
+                clip_action=clip_actions,
+            )
+            for agent, observation in observations.items()
         }
-        return compute_env_actions(
-            self.compute_single_action,
-            observations,
-            full_fetch=full_fetch,
-            common=common,
-            state=state,
-            prev_action=prev_action,
-            prev_reward=prev_reward,
+        actions, states, extras = (
+            {agent: result[i] for agent, result in results.items()} for i in range(3)
         )
+        return (actions, states, extras) if full_fetch or state else actions
 
     def compute_single_action(
         self,

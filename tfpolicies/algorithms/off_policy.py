@@ -298,7 +298,7 @@ class OffPolicyAlgorithm(Algorithm):
     def training_step(self) -> dict[str, Any]:
         """Samples a fragment of each environment, then updates on rows of the buffer."""
         began = self.counters["num_env_steps_sampled"]
-        batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_rows(1).items()}
+        batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_train_batch(1).items()}
         rows = sum(batch.count for batch in batches.values())
         self.replay_buffer.add(MultiAgentBatch(batches, rows))
         if self.replay_buffer.num_added < self.config.num_steps_sampled_before_learning_starts:
@@ -418,9 +418,9 @@ class OffPolicyAlgorithm(Algorithm):
         rows = self.workers.rows_per_sample()
         updates = 1 if intensity is None else max(1, int(intensity * rows / size))
         if _by_priorities(self.config.replay_buffer_config):
-            self.warm_up_policies(size, 1, None)
+            self._warm_up_policies(size, 1, None)
         else:
-            self.warm_up_policies(updates * size, 1, size)
+            self._warm_up_policies(updates * size, 1, size)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what is owed, and the replay buffer if `store_buffer_in_checkpoints`."""

@@ -176,8 +176,8 @@ class PPO(Algorithm):
     def warm_up(self) -> None:
         """Compiles the update for the configured batch."""
         config = self.config
-        rows = self.expected_train_batch_rows()
-        self.warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
+        rows = self._expected_train_batch_rows()
+        self._warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

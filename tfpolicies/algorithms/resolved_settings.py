@@ -26,22 +26,3 @@ def record_resolved(algorithm: Any) -> None:
             f"{policy.driver.learning.compile_mode}, "
             f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
         )
-
-
-def warm_up_policies(
-    algorithm: Any, rows: int, num_epochs: int, minibatch_size: int | None
-) -> None:
-    """Traces and compiles what policies need; see `Algorithm.warm_up_policies`."""
-    worker, several = algorithm.worker, algorithm.workers.has_several_agents()
-    programs = set()
-    for policy_id, policy in worker.policy_map.items():
-        program = policy.driver.program
-        if program in programs:
-            continue
-        programs.add(program)
-        if not worker.policies.trains(policy_id):
-            _ = policy.driver.acting.inference
-        elif several:
-            policy.driver.learning.resolve()
-        else:
-            policy.driver.learning.warm_up(rows, num_epochs, minibatch_size)
