@@ -665,7 +665,11 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UnknownPolicyError: if there is no such policy.
         """
         del info, episodes
-        by_agent = {"state": state, "prev_action": prev_action, "prev_reward": prev_reward}
+        by_agent: dict[str, Any] = {
+            "state": state,
+            "prev_action": prev_action,
+            "prev_reward": prev_reward,
+        }
         results = {
             agent: self.compute_single_action(
                 observation,

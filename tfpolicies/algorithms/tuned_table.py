@@ -433,8 +433,8 @@ _sac(
     notes=[_NO_SDE, "one update behind each step, not 64 behind 64 steps"],
 )
 for _env, (_return, _) in _CONTROL.items():
-    _parts = [_from_noise(10_000, _STOCHASTIC)]
-    _sac(_env + _MUJOCO, 1e6, _return, *_parts, notes=[_OLDER.format("v3")])
+    _usual = _from_noise(10_000, _STOCHASTIC)
+    _sac(_env + _MUJOCO, 1e6, _return, _usual, notes=[_OLDER.format("v3")])
 
 _TD3: Settings = {
     "num_envs_per_worker": 1,
@@ -459,5 +459,5 @@ for _algo, _base, _returns in (
     _of("MountainCarContinuous-v0", 3e5, _returns[3], _far)
 _td3 = partial(_add, "TD3", _TD3)
 for _env, (_, _return) in _CONTROL.items():
-    _parts = [_from_noise(10_000, _NORMAL)]
-    _td3(_env + _MUJOCO, 1e6, _return, *_parts, notes=[_OLDER.format("v3")])
+    _usual = _from_noise(10_000, _NORMAL)
+    _td3(_env + _MUJOCO, 1e6, _return, _usual, notes=[_OLDER.format("v3")])

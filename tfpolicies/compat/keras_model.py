@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfpolicies.batch.layout import STATE_IN
 from tfpolicies.batch.view_defaults import with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat.tf_model import TFModelV2, acting
+from tfpolicies.compat.tf_model import Columns, Memory, Outputs, TFModelV2, acting
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import value_of
@@ -84,9 +84,7 @@ class KerasAsTFModel(TFModelV2):
         """Whether the last call gave values."""
         return self._values is not None
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         given = {name: x for name, x in input_dict.items() if name != "is_training"}
         given |= {f"{STATE_IN}{i}": x for i, x in enumerate(state)}
         if seq_lens is not None:

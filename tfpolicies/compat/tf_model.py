@@ -22,6 +22,13 @@ from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import flat_size, leaves, nest
 
+Columns = dict[str, Any]
+"""What `forward` is given, by name."""
+
+Memory = list[tf.Tensor]
+Outputs = tuple[tf.Tensor, Memory]
+"""What `forward` returns."""
+
 
 class InputDict(dict[str, Any]):
     """What `forward` is given, by column name.
@@ -86,7 +93,7 @@ class TFModelV2:
         input_dict: Mapping[str, Any],
         state: Sequence[tf.Tensor] | None = None,
         seq_lens: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    ) -> Outputs:
         """Returns what `forward` does, with `obs_flat` added to its inputs.
 
         Args:
@@ -111,9 +118,7 @@ class TFModelV2:
         self._last_output = outputs
         return outputs, list(after) or list(state or [])
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         """Returns `(outputs [N, num_outputs], state after [S, ...])`; to be overridden.
 
         Args:
@@ -219,16 +224,12 @@ ModelV2 = TFModelV2
 class RecurrentNetwork(TFModelV2):
     """A model with a memory that says in `forward_rnn` what it does with sequences."""
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         sequences = add_time_dimension(input_dict["obs_flat"], seq_lens=seq_lens)
         outputs, after = self.forward_rnn(sequences, state, seq_lens)
         return tf.reshape(outputs, [-1, outputs.shape[-1]]), after
 
-    def forward_rnn(
-        self, inputs: tf.Tensor, state: list[tf.Tensor], seq_lens: Any
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward_rnn(self, inputs: tf.Tensor, state: Memory, seq_lens: tf.Tensor) -> Outputs:
         """Returns `(outputs [S, T, num_outputs], state after)`; to be overridden.
 
         Steps behind a sequence's true length must leave the state as it is: mask them.
@@ -268,9 +269,7 @@ class _CatalogNetwork(TFModelV2, abc.ABC):
     def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
         """Returns what it sees, float32 `[N, ...]`."""
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         outputs, self._value = self.base_model(self._seen(input_dict))
         return outputs, state
 
