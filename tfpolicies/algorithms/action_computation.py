@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfpolicies.errors import UsageError
+from tfpolicies.policy.policy import Policy
+from tfpolicies.types import Structure
 
 
 def compute_env_action(
-    policy: Any,
-    observation: Any,
-    state: Any,
+    policy: Policy,
+    observation: Structure | None,
+    state: Sequence[np.ndarray] | None,
     *,
     input_dict: Mapping[str, Any] | None,
     full_fetch: bool,

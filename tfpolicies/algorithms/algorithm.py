@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.action_computation import compute_env_action
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
 from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm
-from tfpolicies.algorithms.config_completion import complete_config
+from tfpolicies.algorithms.config_completion import EnvSource, complete_config
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluation_calls import EvaluationCalls
 from tfpolicies.algorithms.evaluator import Evaluator
@@ -60,6 +61,7 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -95,7 +97,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     @answering(_setting_answer, " Write {0}Config().environment(env).training(...).build().")
     def __init__(
-        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
+        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: EnvSource = None
     ) -> None:
         config = complete_config(type(self), config, env)
         check = TrainableCheck(type(self))
@@ -493,7 +495,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         *,
         episodes: int | None = None,
         explore: bool | None = None,
-        env: Any = None,
+        env: EnvSource = None,
         seed: int | None = None,
     ) -> dict[str, dict[str, Any]]:
         """Plays `evaluation_duration` whole episodes with the present weights.
@@ -548,9 +550,9 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         config: Mapping[str, Any] | AlgorithmConfig | None = None,
         policy_state: Mapping[str, Any] | None = None,
         policy_mapping_fn: Callable[..., str] | None = None,
-        policies_to_train: Any = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
         evaluation_workers: bool = True,
-        module_spec: Any = None,
+        module_spec: None = None,
     ) -> Policy:
         """Adds a policy to all workers, or to none; see `RolloutWorker.add_policy`.
 
@@ -597,7 +599,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         policy_id: str = DEFAULT_POLICY_ID,
         *,
         policy_mapping_fn: Callable[..., str] | None = None,
-        policies_to_train: Any = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
         evaluation_workers: bool = True,
     ) -> None:
         """Removes a policy from all workers; see `RolloutWorker.remove_policy`.
@@ -616,7 +618,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             policy_id, policy_mapping_fn, policies_to_train, evaluation_workers=evaluation_workers
         )
 
-    def get_weights(self, policies: Any = None) -> dict[str, Any]:
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all or of those named."""
         return self.worker.get_weights(policies)
 
@@ -641,7 +643,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         full_fetch: bool = False,
         explore: bool | None = None,
         timestep: int | None = None,
-        episodes: Any = None,
+        episodes: object = None,
         unsquash_actions: bool | None = None,
         clip_actions: bool | None = None,
     ) -> Any:
@@ -690,10 +692,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     def compute_single_action(
         self,
-        observation: Any = None,
-        state: Any = None,
+        observation: Structure | None = None,
+        state: Sequence[np.ndarray] | None = None,
         *,
-        prev_action: Any = None,
+        prev_action: Structure | None = None,
         prev_reward: float | None = None,
         info: Mapping[str, Any] | None = None,
         input_dict: Mapping[str, Any] | None = None,
@@ -701,7 +703,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         full_fetch: bool = False,
         explore: bool | None = None,
         timestep: int | None = None,
-        episode: Any = None,
+        episode: object = None,
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:
@@ -830,7 +832,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     def restore(
         self,
-        checkpoint_path: Any,
+        checkpoint_path: str | os.PathLike[str] | SaveResult,
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
@@ -865,10 +867,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
     @classmethod
     def from_checkpoint(
         cls,
-        checkpoint: Any,
+        checkpoint: str | os.PathLike[str] | SaveResult,
         policy_ids: Collection[str] | None = None,
         policy_mapping_fn: Callable[..., str] | None = None,
-        policies_to_train: Any = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
         *,
         config: Mapping[str, Any] | None = None,
         allow_other_spaces: bool = False,

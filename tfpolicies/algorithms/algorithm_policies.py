@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tfpolicies.algorithms.evaluator import Evaluator
@@ -48,7 +49,13 @@ class AlgorithmPolicies:
             ) from None
 
     def add(
-        self, policy_id: str, policy_cls: Any, policy: Any, *, evaluation_workers: bool, **rest: Any
+        self,
+        policy_id: str,
+        policy_cls: type[Policy] | None,
+        policy: Policy | None,
+        *,
+        evaluation_workers: bool,
+        **rest: Any,
     ) -> Policy:
         """Adds a policy to all workers; see `Algorithm.add_policy`.
 
@@ -87,8 +94,8 @@ class AlgorithmPolicies:
     def remove(
         self,
         policy_id: str,
-        policy_mapping_fn: Any,
-        policies_to_train: Any,
+        policy_mapping_fn: Callable[..., str] | None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None,
         *,
         evaluation_workers: bool,
     ) -> None:

@@ -15,7 +15,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tfpolicies.algorithms.run_state import MALFORMED, get_progress, run_state, set_progress
+from tfpolicies.algorithms.host import HostAlgorithm
+from tfpolicies.algorithms.run_state import MALFORMED, get_progress, run_state
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
@@ -52,6 +54,8 @@ from tfpolicies.policy.checkpoints import (
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.rollout.policy_changes import MappingAndTrainable
+from tfpolicies.rollout.rollout_worker import RolloutWorker
+from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.rollout.worker_state import restore_sampling
 from tfpolicies.storage.array_places import take_arrays
 from tfpolicies.storage.checkpoint import (
@@ -137,7 +141,7 @@ class AlgorithmRecord(NamedTuple):
 
 
 def record_of(
-    algorithm: Any, policy_states: Mapping[str, Mapping[str, Any]] | None = None
+    algorithm: HostAlgorithm, policy_states: Mapping[str, Mapping[str, Any]] | None = None
 ) -> AlgorithmRecord:
     """Returns what a checkpoint of an algorithm with its policies holds, as copies.
 
@@ -205,7 +209,7 @@ def export_models(
             policy.export_model(Path(folder, "policies", quote(policy_id, safe=" "), "model"))
 
 
-def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
+def reduced(algorithm: HostAlgorithm) -> tuple[Any, tuple[Any, ...]]:
     """Returns how pickle makes an algorithm: its checkpoint, and what no file can hold of it.
 
     Raises:
@@ -226,7 +230,9 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
     return _unpickled, (kind, whole, frozen, given, functions, segments)
 
 
-def held_back(algorithm: Any, stored: StoredAlgorithm) -> tuple[dict[str, Any], dict[str, Any]]:
+def held_back(
+    algorithm: HostAlgorithm, stored: StoredAlgorithm
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns, by name, the settings and the functions of an algorithm that no file can hold."""
     settings = algorithm.config.to_dict()
     present = algorithm.worker.policies.mapping_and_trainable._asdict()
@@ -250,7 +256,12 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
 
 
 def _unpickled(
-    kind: Any, whole: Any, policies: Any, given: Any, functions: Any, segments: Any
+    kind: type,
+    whole: tuple[bytes, Any],
+    policies: Mapping[str, tuple[bytes, Any]],
+    given: Mapping[str, Any],
+    functions: Mapping[str, Any],
+    segments: Sequence[Segment],
 ) -> Any:
     source = f"A pickled {kind.__name__}"
     checkpoint = checkpoint_of(whole, policies, segments)
@@ -258,10 +269,11 @@ def _unpickled(
     return stored.algorithm(kind, allow_non_finite=True, model_work_limit=math.inf)
 
 
-def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
+def _sampler_record(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments can give their state."""
+    sampler = worker.sampler
     goes_on = worker.has_episodes and not worker.config.new_episodes_at_checkpoint
-    state = worker.sampler.get_state() if goes_on else None
+    state = sampler.get_state() if goes_on and sampler is not None else None
     if state is None:
         return None, {}
     arrays: dict[str, np.ndarray] = {}
@@ -270,7 +282,7 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return {"envs": envs, "running": encode_value(take_arrays(state, arrays))}, arrays
 
 
-def _roles_record(policies: Any) -> dict[str, Any]:
+def _roles_record(policies: WorkerPolicies) -> dict[str, Any]:
     """Returns which policy acts for whom and which are trained; functions as import paths."""
     to_train = policies.is_policy_to_train
     ids = getattr(to_train, "ids", None)
@@ -280,7 +292,7 @@ def _roles_record(policies: Any) -> dict[str, Any]:
     }
 
 
-def _evaluation_record(worker: Any) -> Any:
+def _evaluation_record(worker: RolloutWorker | None) -> Any:
     if worker is None:
         return None
     own = {pid: policy.driver.generator for pid, policy in worker.policy_map.items()}
@@ -292,7 +304,9 @@ _NOTHING = MappingAndTrainable()
 
 
 def given_again(
-    checkpoint: Any, functions: MappingAndTrainable, overrides: Mapping[str, Any] | None
+    checkpoint: str | os.PathLike[str] | SaveResult,
+    functions: MappingAndTrainable,
+    overrides: Mapping[str, Any] | None,
 ) -> tuple[MappingAndTrainable, dict[str, Any]]:
     """Returns the functions and settings to take instead of stored ones.
 
@@ -454,7 +468,7 @@ class StoredAlgorithm:
 
     def algorithm(
         self,
-        kind: Any,
+        kind: type,
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
@@ -516,7 +530,7 @@ class StoredAlgorithm:
             )
         return found
 
-    def _built(self, kind: Any) -> Any:
+    def _built(self, kind: type) -> Any:
         """Returns a new algorithm of the stored config, with the policies there are."""
         config = self._config(kind)
         if config.is_multi_agent():  # else those beside the only one are added when restoring
@@ -528,7 +542,7 @@ class StoredAlgorithm:
             self._require_trained_environment(config)
             raise
 
-    def _config(self, kind: Any) -> Any:
+    def _config(self, kind: type) -> Any:
         """Returns the config of an algorithm of some class.
 
         Raises:
@@ -548,7 +562,7 @@ class StoredAlgorithm:
         config.note_automatic(automatic)
         return config
 
-    def _specs(self, config: Any) -> dict[str, PolicySpec]:
+    def _specs(self, config: AlgorithmConfig) -> dict[str, PolicySpec]:
         """Returns how the policies are made; those that the config lacks, too.
 
         Raises:
@@ -561,7 +575,7 @@ class StoredAlgorithm:
             for pid, stored in self.policies(classes).items()
         }
 
-    def _spec(self, policy_id: str, stored: StoredPolicy, config: Any) -> PolicySpec:
+    def _spec(self, policy_id: str, stored: StoredPolicy, config: AlgorithmConfig) -> PolicySpec:
         found = self._given_again(stored, config).spec()
         common = policy_config(config, policy_id, found.policy_class, {}).to_dict()
         own = {  # what it has in common may differ in evaluation
@@ -571,7 +585,7 @@ class StoredAlgorithm:
         }
         return dataclasses.replace(found, config=own)
 
-    def _given_again(self, stored: StoredPolicy, config: Any) -> StoredPolicy:
+    def _given_again(self, stored: StoredPolicy, config: AlgorithmConfig) -> StoredPolicy:
         """Returns a policy that has what its algorithm has, where the stored ones had the same.
 
         A policy that was added to an algorithm has a config of its own, a copy of the algorithm's
@@ -600,7 +614,7 @@ class StoredAlgorithm:
         stored: StoredPolicy,
         own: Mapping[str, Any],
         common: Mapping[str, Any],
-        config: Any,
+        config: AlgorithmConfig,
     ) -> list[str]:
         """Returns which settings of a policy its algorithm, which had the same, has others of.
 
@@ -612,7 +626,7 @@ class StoredAlgorithm:
         before = decode_settings({name: own[name] for name in same})
         return [x for x in same if x in config and not is_equal(config[x], before[x])]
 
-    def _require_trained_environment(self, config: Any) -> None:
+    def _require_trained_environment(self, config: AlgorithmConfig) -> None:
         """Checks that the environment of a config is one that the policy is for.
 
         Policies are compared with environments when they have been built; this is for those that
@@ -634,7 +648,7 @@ class StoredAlgorithm:
         finally:
             made.close()
 
-    def restore(self, algorithm: Any, *, allow_other_spaces: bool = False) -> None:
+    def restore(self, algorithm: HostAlgorithm, *, allow_other_spaces: bool = False) -> None:
         """Puts an algorithm into the stored state; checks all before it changes anything.
 
         All but whether weights are finite, which is asked before (`require_finite`).
@@ -684,7 +698,8 @@ class StoredAlgorithm:
             algorithm.remove_policy(pid)
         for pid, policy in there.items():
             set_stored_state(policy, states[pid])
-        set_progress(algorithm, run.progress)
+        algorithm.iteration = run.progress["iteration"]
+        algorithm._results.set_progress(run.progress)
         restore_sampling(worker, run.seeds_used, run.rng, run.global_vars, run.sampler)
         algorithm.workers.align(new_episodes=True)
         if run.evaluation is not None:
@@ -699,7 +714,7 @@ def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def with_configured_numbers(worker: Any, state: Any) -> Any:
+def with_configured_numbers(worker: RolloutWorker, state: Any) -> Any:
     """Returns a worker's state with the hyperparameters that its policies' configs have others of.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -11,8 +11,13 @@ from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.distributed.tune import default_config
 from tfpolicies.errors import ConfigError
 
+EnvSource = str | Callable[..., object] | None
+"""What an environment is made of: a name, a class or a function; None for no environment."""
 
-def complete_config(algorithm_class: Any, config: Any, env: Any) -> AlgorithmConfig:
+
+def complete_config(
+    algorithm_class: Any, config: AlgorithmConfig | Mapping[str, Any] | None, env: EnvSource
+) -> AlgorithmConfig:
     """Returns the whole, valid config of an algorithm.
 
     Args:
@@ -25,19 +30,20 @@ def complete_config(algorithm_class: Any, config: Any, env: Any) -> AlgorithmCon
     """
     if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
         raise ConfigError(positional_config(algorithm_class.__name__, config))
-    if not isinstance(config, AlgorithmConfig):
-        config = algorithm_class.get_default_config().update_from_dict(config or {})
-    if not isinstance(config, algorithm_class.config_class):
-        config = _add_defaults(algorithm_class, config)
+    complete = config
+    if not isinstance(complete, AlgorithmConfig):
+        complete = algorithm_class.get_default_config().update_from_dict(config or {})
+    if not isinstance(complete, algorithm_class.config_class):
+        complete = _add_defaults(algorithm_class, complete)
     if env is not None:
-        config = _set_environment(config, env)
-    _require_restorable(algorithm_class, config)
-    config.validate()
-    _require_spaces(config)
-    return config
+        complete = _set_environment(complete, env)
+    _require_restorable(algorithm_class, complete)
+    complete.validate()
+    _require_spaces(complete)
+    return complete
 
 
-def _add_defaults(algorithm_class: Any, config: Any) -> AlgorithmConfig:
+def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmConfig:
     """Returns a general config with an algorithm's defaults where it says nothing.
 
     Raises:
@@ -82,7 +88,7 @@ def _require_spaces(config: AlgorithmConfig) -> None:
         )
 
 
-def _set_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:
+def _set_environment(config: AlgorithmConfig, env: EnvSource) -> AlgorithmConfig:
     """Returns a copy of a config with an environment, which must be its only one."""
     if config.env not in (None, env):
         raise ConfigError(

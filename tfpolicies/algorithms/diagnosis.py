@@ -133,7 +133,7 @@ class RowSizes:
         return obs, self._rewards.get(policy_id, math.nan)
 
 
-def _largest_component(leaf: Any) -> float:
+def _largest_component(leaf: np.ndarray) -> float:
     """Returns the root mean square, over some rows, of the largest component; 0 for bytes."""
     rows = np.asarray(leaf)
     if rows.ndim < 2 or rows.dtype.kind not in "fi" or not rows.size:

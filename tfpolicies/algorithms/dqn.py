@@ -35,7 +35,7 @@ sigma0 / sqrt(inputs), as in the paper; RLlib draws those of kernels, whatever s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,9 +70,10 @@ from tfpolicies.models.q_learning import (
     td_errors,
     td_targets,
 )
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, is_one_of, one_of
 from tfpolicies.state import PolicyState
+from tfpolicies.types import Structure, TensorStructure
 
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
 
@@ -126,7 +127,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     @classmethod
     def _model_source(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns where Q-networks come from.
 
@@ -154,7 +155,9 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the mean loss of the temporal-difference errors, weighted by `weights`."""
         obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
         noise = self._noise()
@@ -185,12 +188,12 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     @ensure_eager()
     def compute_td_error(
         self,
-        obs_t: Any,
-        act_t: Any,
-        rew_t: Any,
-        obs_tp1: Any,
-        terminateds_mask: Any,
-        importance_weights: Any = None,
+        obs_t: Structure,
+        act_t: np.ndarray | Sequence[float],
+        rew_t: np.ndarray | Sequence[float],
+        obs_tp1: Structure,
+        terminateds_mask: np.ndarray | Sequence[float],
+        importance_weights: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns the temporal-difference error of each transition, float32 `[B]`; updates nothing.
 
@@ -224,14 +227,14 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             state.segments[source][...] = state.segments[name]
         return state
 
-    def _outputs_of(self, state: PolicyState, obs: Any) -> tf.Tensor:
+    def _outputs_of(self, state: PolicyState, obs: Structure) -> tf.Tensor:
         inputs = NetworkInputs([*map(tf.constant, self._acting.checked_inputs(obs))])
         with self.program.lock:
             self.program.model_of(state)
             return self.program.functions.network(inputs, training=False).outputs
 
 
-def _outputs(model: Any, obs: Any, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
+def _outputs(model: ModelView, obs: TensorStructure, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Returns what a network gives for observations, `[B, num_outputs]`."""
     model({SampleBatch.OBS: obs, **noise})
     return model.raw_outputs()
@@ -246,7 +249,11 @@ class _Given(NamedTuple):
 
 
 def _compared(
-    dist_class: Any, given: _Given, outputs: Any, next_outputs: Any, chooser: Any
+    dist_class: ActionDistribution,
+    given: _Given,
+    outputs: tf.Tensor,
+    next_outputs: tf.Tensor,
+    chooser: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the values Q(s, a) `[B]`, and the errors `[B]` that are to become small.
 

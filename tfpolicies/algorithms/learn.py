@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.algorithms.recording import Scene, require_pictures
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.algorithms.run_state import get_progress
 from tfpolicies.algorithms.training_run import TrainingRun
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
     joined_callbacks,
@@ -34,6 +36,7 @@ from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Json
 
 logger = logging.getLogger("tfpolicies")
 
@@ -70,12 +73,12 @@ class Learned(NamedTuple):
 
 
 def learn(
-    algorithm: Any,
+    algorithm: HostAlgorithm,
     goals: Goals,
     *,
     run_dir: str | PathLike[str] | None,
     progress: bool,
-    callbacks: Any,
+    callbacks: object,
 ) -> Learned:
     """Does what `Algorithm.learn` says."""
     folder = None if run_dir is None else resolve_path(run_dir)  # environments may leave this one
@@ -125,7 +128,7 @@ def learn(
     return Learned(training.result, ended_by, None if run is None else run.path)
 
 
-def _checked(goals: Goals, algorithm: Any) -> Goals:
+def _checked(goals: Goals, algorithm: HostAlgorithm) -> Goals:
     """Returns the goals, checked, with a title.
 
     Raises:
@@ -144,7 +147,7 @@ def _checked(goals: Goals, algorithm: Any) -> Goals:
     )
 
 
-def as_count(name: str, value: Any) -> int:
+def as_count(name: str, value: float) -> int:
     """Returns a number of 1 or more as an int.
 
     Raises:
@@ -182,7 +185,7 @@ def _held(path: Path, trained: str) -> RunFolder:
     return RunFolder.make(path, {"learn": trained})
 
 
-def _go_on(algorithm: Any, run: RunFolder) -> None:
+def _go_on(algorithm: HostAlgorithm, run: RunFolder) -> None:
     """Puts a new algorithm into the state of a run; one that has trained must be of that run.
 
     Raises:
@@ -209,7 +212,9 @@ def _go_on(algorithm: Any, run: RunFolder) -> None:
         )
 
 
-def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: RunFolder) -> None:
+def _require_same_settings(
+    algorithm: HostAlgorithm, manifest: Mapping[str, Any], run: RunFolder
+) -> None:
     """Checks that a new algorithm has the class and the settings of the one that a run is of.
 
     Settings that an earlier version did not have are those of a default config, also within dicts.
@@ -241,13 +246,14 @@ def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: Run
         )
 
 
-def _filled(stored: Any, default: Any) -> Any:
+def _filled(stored: Json, default: Json) -> Json:
     """Returns a stored setting; a dict with what its default has besides."""
-    are_dicts = isinstance(stored, dict) and isinstance(default, dict)
-    return {**default, **stored} if are_dicts else stored
+    if isinstance(stored, dict) and isinstance(default, dict):
+        return {**default, **stored}
+    return stored
 
 
-def _as_kept_now(algorithm: Any, name: str, stored: Mapping[str, Any]) -> Any:
+def _as_kept_now(algorithm: HostAlgorithm, name: str, stored: Mapping[str, Any]) -> Any:
     """Returns a stored setting as configs keep it today, such as a relative folder as absolute."""
     with contextlib.suppress(ConfigError):
         config = algorithm.get_default_config().update_from_dict({name: stored[name]})
@@ -255,7 +261,7 @@ def _as_kept_now(algorithm: Any, name: str, stored: Mapping[str, Any]) -> Any:
     return stored.get(name)
 
 
-def _as_stored(config: Any) -> dict[str, Any]:
+def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
     """Returns the settings of a config as they are in a checkpoint."""
     settings = encode_config(config.to_dict())["settings"]
     stored: dict[str, Any] = json.loads(json.dumps(settings))
@@ -265,7 +271,7 @@ def _as_stored(config: Any) -> dict[str, Any]:
 # -- who is told ------------------------------------------------------------------------------
 
 
-def _told(callbacks: Any) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
+def _told(callbacks: object) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
     """Returns the objects with methods for moments of training, and the plain functions.
 
     Raises:

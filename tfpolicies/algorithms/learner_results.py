@@ -6,9 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.errors import NonFiniteError, UsageError
 from tfpolicies.finite import first_bad
 from tfpolicies.policy.driver import validate_result
+from tfpolicies.policy.policy import Policy
 
 logger = logging.getLogger("tfpolicies")
 
@@ -20,11 +22,11 @@ class LearnerResultCheck:
         algorithm: an `Algorithm`.
     """
 
-    def __init__(self, algorithm: Any) -> None:
+    def __init__(self, algorithm: HostAlgorithm) -> None:
         self._algorithm = algorithm
         self._warned: set[str] = set()  # ids of policies written by hand
 
-    def check(self, learner: Any) -> None:
+    def check(self, learner: Mapping[str, Any]) -> None:
         """Checks the results of a training step.
 
         Raises:
@@ -45,7 +47,7 @@ class LearnerResultCheck:
             validate_result(policy, "learn_on_batch", result)
             self._check_losses(policy_id, policy, result)
 
-    def _check_losses(self, policy_id: str, policy: Any, result: Mapping[str, Any]) -> None:
+    def _check_losses(self, policy_id: str, policy: Policy, result: Mapping[str, Any]) -> None:
         if policy.driver.learning.detects_non_finite:
             return  # it looked at more than that
         stats = result.get("learner_stats") or {}

@@ -31,9 +31,10 @@ from tfpolicies.config.later import later
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
 
 __all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
@@ -56,7 +57,9 @@ class PPOTFPolicy(ActorCriticTFPolicy):
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
     _switches = {"kl_coeff": "use_kl_loss"}
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
         config, mask = self.config, train_batch["loss_mask"]
         dist_inputs, _ = model(train_batch)
@@ -82,7 +85,7 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         self.record(total_loss=total_loss)
         return total_loss
 
-    def _value_loss(self, model: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def _value_loss(self, model: ModelView, train_batch: TrainBatch) -> tf.Tensor:
         if not self.config["use_critic"]:
             self.record(vf_loss=0.0)
             return tf.constant(0.0)

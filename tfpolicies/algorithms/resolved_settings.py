@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.reporting.console import counted
 
 
-def record_resolved(algorithm: Any) -> None:
+def record_resolved(algorithm: HostAlgorithm) -> None:
     """Records resolved settings in an algorithm's config, and prints them in one line."""
     config, worker = algorithm.config, algorithm.worker
     envs = algorithm.workers.num_envs()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT
@@ -77,7 +78,7 @@ class RunRecords:
         goals: of the training.
     """
 
-    def __init__(self, run: RunFolder, algorithm: Any, goals: Goals) -> None:
+    def __init__(self, run: RunFolder, algorithm: HostAlgorithm, goals: Goals) -> None:
         self.run = run
         self._algorithm = algorithm
         self._goals = goals
@@ -228,7 +229,7 @@ def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     return max((score for score in scores if not math.isnan(score)), default=-math.inf)
 
 
-def _evaluate_best(run: RunFolder, algorithm: Any) -> float:
+def _evaluate_best(run: RunFolder, algorithm: HostAlgorithm) -> float:
     """Returns the mean return of the best checkpoint, evaluated as later ones will be.
 
     What the run's CSV says may have been measured in another way: sampled, or in fewer episodes.

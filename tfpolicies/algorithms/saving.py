@@ -9,6 +9,7 @@ from typing import Any
 
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SavedPath, StoredAlgorithm
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.distributed import messages
 from tfpolicies.rollout.policy_changes import MappingAndTrainable
 from tfpolicies.system.paths import resolve_path
@@ -17,7 +18,7 @@ logger = logging.getLogger("tfpolicies")
 
 
 def save(
-    algorithm: Any,
+    algorithm: HostAlgorithm,
     checkpoint_dir: str | os.PathLike[str] | None,
     policy_states: Mapping[str, Mapping[str, Any]] | None,
 ) -> SavedCheckpoint:
@@ -48,7 +49,7 @@ def save(
     return SavedCheckpoint(SavedPath(str(folder), settings, MappingAndTrainable(**functions)))
 
 
-def _warn_unheld(algorithm: Any, stored: StoredAlgorithm) -> None:
+def _warn_unheld(algorithm: HostAlgorithm, stored: StoredAlgorithm) -> None:
     """Logs once what a caller must give again when the checkpoint is loaded."""
     unheld = stored.unheld()
     if unheld is not None and algorithm.tells_of_unheld:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -29,7 +29,7 @@ class TrainableCheck:
             if spec.policy_class is not None and is_surely_trained(policy_id, predicate):
                 self.require(policy_id, spec.policy_class)
 
-    def require_sampled(self, policy_ids: Iterable[str], policies: Any) -> None:
+    def require_sampled(self, policy_ids: Iterable[str], policies: Mapping[str, Policy]) -> None:
         """Checks policies whose rows were sampled to be trained on, each once; see `require`.
 
         Args:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from tfpolicies.algorithms.diagnosis import too_short
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords, get_recent_return
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import RECENT, progress_row
@@ -40,7 +41,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        algorithm: Any,
+        algorithm: HostAlgorithm,
         goals: Goals,
         records: RunRecords | NoRecords,
         console: Console | None = None,

@@ -210,7 +210,7 @@ class RayWorkers:
     def call(
         self,
         func: Callable[..., Any],
-        *args: Any,
+        *args: object,
         indices: Collection[int] | None = None,
         timeout: float | None = None,
     ) -> dict[int, Any]:
@@ -250,7 +250,7 @@ class RayWorkers:
         }
 
     def send(
-        self, func: Callable[..., Any], *args: Any, indices: Collection[int] | None = None
+        self, func: Callable[..., Any], *args: object, indices: Collection[int] | None = None
     ) -> None:
         """Calls `func(worker, *args)` in the healthy workers, before all that is asked later."""
         for reference, remote in self._asked(func, args, indices).items():
@@ -371,7 +371,7 @@ class RayWorkers:
     # -- sampling -----------------------------------------------------------------------------
 
     def sample(
-        self, func: Callable[..., Any], *args: Any, timeout: float | None = None
+        self, func: Callable[..., Any], *args: object, timeout: float | None = None
     ) -> list[Any]:
         """Returns one `func(worker, *args)` of each worker that works, at least one.
 

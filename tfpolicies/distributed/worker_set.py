@@ -385,7 +385,9 @@ class WorkerSet(Extensible):
             roles = self._local.policies.mapping_and_trainable
             self._remotes.call(messages.remove_policy, policy_id, roles)
 
-    def require_unmapped(self, policy_id: str, policy_mapping_fn: Any = None) -> None:
+    def require_unmapped(
+        self, policy_id: str, policy_mapping_fn: Callable[..., str] | None = None
+    ) -> None:
         """Checks in all workers that no agent is mapped to a policy.
 
         Raises:
@@ -399,7 +401,7 @@ class WorkerSet(Extensible):
         self.foreach_worker(call)
 
     def set_mapping_and_trainable(
-        self, policy_mapping_fn: Callable[..., str], policies_to_train: Any
+        self, policy_mapping_fn: Callable[..., str], policies_to_train: Callable[..., bool] | None
     ) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.
 
@@ -575,7 +577,10 @@ class _RemotePolicies:
 
 
 def _remote_workers(
-    count: int, arguments: Mapping[str, Any], config: AlgorithmConfig, alignment: Any
+    count: int,
+    arguments: Mapping[str, Any],
+    config: AlgorithmConfig,
+    alignment: Callable[[], messages.Alignment],
 ) -> RayWorkers:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
