@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.action_computation import compute_env_action
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
 from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm
@@ -56,7 +55,7 @@ from tfpolicies.marks import for_place
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.policy_changes import MappingAndTrainable
+from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
@@ -580,11 +579,11 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
-        return self.policies.add(
+        addition = PolicyAddition.from_arguments(
+            self.worker.policy_map,
             policy_id,
             policy_cls,
             policy,
-            evaluation_workers=evaluation_workers,
             observation_space=observation_space,
             action_space=action_space,
             config=config,
@@ -593,6 +592,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             policies_to_train=policies_to_train,
             module_spec=module_spec,
         )
+        return self.policies.add(addition, evaluation_workers=evaluation_workers)
 
     def remove_policy(
         self,
@@ -614,9 +614,8 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
             UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
-        self.policies.remove(
-            policy_id, policy_mapping_fn, policies_to_train, evaluation_workers=evaluation_workers
-        )
+        roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
+        self.policies.remove(policy_id, roles, evaluation_workers=evaluation_workers)
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all or of those named."""
@@ -729,14 +728,19 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UsageError: if both or neither of `observation` and `input_dict` are given, or if a
                 connector remembers something of running episodes.
         """
-        return compute_env_action(
-            self.policies.get(policy_id),
+        policy = self.policies.get(policy_id)
+        if (observation is None) == (input_dict is None):
+            raise UsageError("Give either observation or input_dict to compute_single_action.")
+        if policy.agent_connectors and input_dict is not None:
+            input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
+        elif policy.agent_connectors:
+            observation = policy.agent_connectors.seen(observation)
+        action, states, extras = policy.driver.acting.act_single(
             observation,
             state,
-            input_dict=input_dict,
-            full_fetch=full_fetch,
             unsquash=unsquash_action,
             clip=clip_action,
+            input_dict=input_dict,
             prev_action=prev_action,
             prev_reward=prev_reward,
             info=info,
@@ -744,6 +748,9 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             explore=explore,
             timestep=timestep,
         )
+        if policy.action_connectors:
+            action = policy.action_connectors.done(action)
+        return (action, states, extras) if full_fetch or states else action
 
     def export_policy_model(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from typing import Any
 
 from tfpolicies.algorithms.evaluator import Evaluator
@@ -48,34 +47,19 @@ class AlgorithmPolicies:
                 f"No policy {policy_id!r}; there are {policy_ids}.{matches}"
             ) from None
 
-    def add(
-        self,
-        policy_id: str,
-        policy_cls: type[Policy] | None,
-        policy: Policy | None,
-        *,
-        evaluation_workers: bool,
-        **rest: Any,
-    ) -> Policy:
+    def add(self, addition: PolicyAddition, *, evaluation_workers: bool) -> Policy:
         """Adds a policy to all workers; see `Algorithm.add_policy`.
 
         Args:
-            policy_id: of the policy.
-            policy_cls: its class; or
-            policy: the policy.
+            addition: of the policy.
             evaluation_workers: whether the workers that evaluate get it.
-            rest: further arguments of `RolloutWorker.add_policy`.
         """
-        policies = self._workers.local_worker().policies
-        addition = PolicyAddition.from_arguments(
-            policies.policy_map, policy_id, policy_cls, policy, **rest
-        )
         self._require_trainable(addition)
         with PolicyTransaction() as transaction:
             added = self._workers.add_within(transaction, addition)
             if evaluation_workers and self._evaluator.workers is not None:
+                policy_id, mapping_fn = addition.policy_id, addition.policy_mapping_fn
                 copy = self._evaluator.copy_of(added, policy_id)
-                mapping_fn = addition.policy_mapping_fn
                 evaluated = PolicyAddition(policy_id, policy=copy, policy_mapping_fn=mapping_fn)
                 self._evaluator.workers.add_within(transaction, evaluated)
         return added
@@ -92,22 +76,16 @@ class AlgorithmPolicies:
             self._check.require(addition.policy_id, policy_class)  # type: ignore[arg-type]
 
     def remove(
-        self,
-        policy_id: str,
-        policy_mapping_fn: Callable[..., str] | None,
-        policies_to_train: Collection[str] | Callable[..., bool] | None,
-        *,
-        evaluation_workers: bool,
+        self, policy_id: str, roles: MappingAndTrainable, *, evaluation_workers: bool
     ) -> None:
         """Removes a policy from all workers; see `Algorithm.remove_policy`."""
+        mapping_fn = roles.policy_mapping_fn
         evaluating = self._evaluator.workers if evaluation_workers else None
         if evaluating is not None:
-            evaluating.require_unmapped(policy_id, policy_mapping_fn)
-        self._workers.remove_policy(
-            policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
-        )
+            evaluating.require_unmapped(policy_id, mapping_fn)
+        self._workers.remove_policy(policy_id, **roles._asdict())
         if evaluating is not None and policy_id in evaluating.local_worker().policy_map:
-            evaluating.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
+            evaluating.remove_policy(policy_id, policy_mapping_fn=mapping_fn)
 
     def assign(self, roles: MappingAndTrainable) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.

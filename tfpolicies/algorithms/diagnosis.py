@@ -444,10 +444,6 @@ def _get_largest_entropy(action_space: gym.Space) -> tuple[float, int]:
     for leaf in action_leaves(action_space):
         if is_float_box(leaf.space):
             components += math.prod(leaf.shape)
-        elif isinstance(leaf.space, gym.spaces.Discrete):
-            most += math.log(leaf.space.n)
-        elif isinstance(leaf.space, gym.spaces.MultiBinary):
-            most += math.prod(leaf.shape) * math.log(2)
         else:
             most += sum(map(math.log, cell_sizes(leaf.space)))
     return most, components

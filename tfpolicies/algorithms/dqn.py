@@ -92,16 +92,8 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     _acting_only = frozenset({"q_values"})
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
-        "adam_epsilon",
-        "double_q",
-        "dueling",
-        "hiddens",
-        "noisy",
-        "num_atoms",
-        "sigma0",
-        "td_error_loss_fn",
-        "v_max",
-        "v_min",
+        *("adam_epsilon", "double_q", "dueling", "hiddens", "noisy", "num_atoms", "sigma0"),
+        *("td_error_loss_fn", "v_max", "v_min"),
     )
 
     def validate_spaces(

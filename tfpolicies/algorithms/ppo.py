@@ -46,13 +46,8 @@ class PPOTFPolicy(ActorCriticTFPolicy):
     config_class = later("PPOConfig")
     hyperparameters = (
         *TFPolicy.hyperparameters,
-        "lambda",
-        "clip_param",
-        "vf_clip_param",
-        "vf_loss_coeff",
-        "entropy_coeff",
-        "kl_coeff",
-        "kl_target",
+        *("lambda", "clip_param", "vf_clip_param", "vf_loss_coeff"),
+        *("entropy_coeff", "kl_coeff", "kl_target"),
     )
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
     _switches = {"kl_coeff": "use_kl_loss"}
@@ -85,15 +80,12 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         self.record(total_loss=total_loss)
         return total_loss
 
-    def _value_loss(self, model: ModelView, train_batch: TrainBatch) -> tf.Tensor:
-        if not self.config["use_critic"]:
-            self.record(vf_loss=0.0)
-            return tf.constant(0.0)
-        mask, targets = train_batch["loss_mask"], train_batch["value_targets"]
-        values, limit = model.value_function(), self.config["vf_clip_param"]
-        vf_loss = masked_mean(tf.minimum(tf.square(values - targets), limit), mask)
-        self.record(vf_loss=vf_loss, **value_statistics(values, targets, mask, limit))
-        return vf_loss
+    def _value_errors(
+        self, values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        limit = self.config["vf_clip_param"]
+        errors = tf.minimum(tf.square(values - targets), limit)
+        return errors, value_statistics(values, targets, mask, limit)
 
     def _hyper_stats(self) -> dict[str, float]:
         """Returns the coefficients in force."""

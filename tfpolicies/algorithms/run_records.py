@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, RECENT
@@ -24,6 +23,7 @@ from tfpolicies.system.signals import interruptions
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.checkpoints import AlgorithmRecord
+    from tfpolicies.algorithms.host import HostAlgorithm
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 logger = logging.getLogger("tfpolicies")

@@ -89,18 +89,11 @@ class SACTFPolicy(OffPolicyTFPolicy):
     config_class = later("SACConfig")
     hyperparameters = (
         *OffPolicyTFPolicy.hyperparameters,
-        "actor_lr",
-        "critic_lr",
-        "entropy_lr",
-        "target_entropy",
+        *("actor_lr", "critic_lr", "entropy_lr", "target_entropy"),
     )
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
-        "initial_alpha",
-        "q_model_config",
-        "td_error_loss_fn",
-        "twin_q",
-        "update_order",
+        *("initial_alpha", "q_model_config", "td_error_loss_fn", "twin_q", "update_order"),
     )
 
     def loss(

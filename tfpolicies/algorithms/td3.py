@@ -75,25 +75,14 @@ class TD3TFPolicy(OffPolicyTFPolicy):
     config_class = later("TD3Config")
     hyperparameters = (
         *OffPolicyTFPolicy.hyperparameters,
-        "actor_lr",
-        "critic_lr",
-        "huber_threshold",
-        "l2_reg",
-        "target_noise",
-        "target_noise_clip",
+        *("actor_lr", "critic_lr", "huber_threshold", "l2_reg"),
+        *("target_noise", "target_noise_clip"),
     )
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
-        "actor_hidden_activation",
-        "actor_hiddens",
-        "critic_hidden_activation",
-        "critic_hiddens",
-        "policy_delay",
-        "smooth_target_policy",
-        "twin_q",
-        "update_order",
-        "use_huber",
-        "use_state_preprocessor",
+        *("actor_hidden_activation", "actor_hiddens", "critic_hidden_activation"),
+        *("critic_hiddens", "policy_delay", "smooth_target_policy", "twin_q", "update_order"),
+        *("use_huber", "use_state_preprocessor"),
     )
 
     def loss(

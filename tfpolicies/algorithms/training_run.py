@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from tfpolicies.algorithms.diagnosis import too_short
-from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords, get_recent_return
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import RECENT, progress_row
 from tfpolicies.system.signals import interruptions
+
+if TYPE_CHECKING:
+    from tfpolicies.algorithms.host import HostAlgorithm
 
 logger = logging.getLogger("tfpolicies")
 
