@@ -17,19 +17,16 @@ import numpy as np
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
-from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm
-from tfpolicies.algorithms.config_completion import EnvSource, complete_config
+from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm, save
+from tfpolicies.algorithms.config_completion import EnvSource, complete_config, record_resolved
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluation_calls import EvaluationCalls
 from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.algorithms.learn import Learned, learn
-from tfpolicies.algorithms.learner_results import LearnerResultCheck
-from tfpolicies.algorithms.resolved_settings import record_resolved
 from tfpolicies.algorithms.results import Results
 from tfpolicies.algorithms.run_records import Goals
-from tfpolicies.algorithms.saving import save
 from tfpolicies.algorithms.train_batches import TrainBatches
-from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.algorithms.training_checks import LearnerResultCheck, TrainableCheck
 from tfpolicies.algorithms.tuned import require_tuned
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -116,7 +113,8 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         self._results = Results(config)
         self.counters = self._results.counters
         self._train_batches = TrainBatches(self.workers, self._results, check)
-        self._learner_check = LearnerResultCheck(self)
+        name, policies = type(self).__name__, self.worker.policy_map
+        self._learner_check = LearnerResultCheck(name, config, policies)
         self._diagnosis = Diagnosis()
         self._stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one

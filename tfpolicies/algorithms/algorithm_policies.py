@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import UnknownPolicyError, near_matches

@@ -36,6 +36,7 @@ from tfpolicies.config.stored_settings import (
     ROSTER,
     decode_settings,
 )
+from tfpolicies.distributed import messages
 from tfpolicies.distributed.tune import default_config
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.vector import Environments
@@ -47,6 +48,7 @@ from tfpolicies.policy.checkpoints import (
     StoredPolicy,
     check_stored_state,
     custom_object_scope,
+    path_of,
     policies_in,
     policy_part,
     set_stored_state,
@@ -70,8 +72,12 @@ from tfpolicies.storage.json_values import Missing, decode_value, encode_value, 
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import Place, admitted
 from tfpolicies.storage.segments import Segment
+from tfpolicies.system.paths import resolve_path
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tfpolicies")
+
+States = Mapping[str, Mapping[str, Any]]
+"""By policy id, states as `Policy.get_state` returns them."""
 
 
 class SavedPath(str):
@@ -140,9 +146,7 @@ class AlgorithmRecord(NamedTuple):
         return StoredAlgorithm(Checkpoint(self.manifest, {}, {}), source)
 
 
-def record_of(
-    algorithm: HostAlgorithm, policy_states: Mapping[str, Mapping[str, Any]] | None = None
-) -> AlgorithmRecord:
+def record_of(algorithm: HostAlgorithm, policy_states: States | None = None) -> AlgorithmRecord:
     """Returns what a checkpoint of an algorithm with its policies holds, as copies.
 
     Args:
@@ -183,16 +187,13 @@ def record_of(
     return AlgorithmRecord(manifest, arrays, policies, segments)
 
 
-def export_models(
-    policies: Mapping[str, Any],
-    record: AlgorithmRecord,
-    folder: str | os.PathLike[str],
-    states: Mapping[str, Mapping[str, Any]],
+def _export_models(
+    algorithm: HostAlgorithm, record: AlgorithmRecord, folder: Path, states: States
 ) -> None:
     """Writes a SavedModel of each policy of a checkpoint, but for those without a Keras model.
 
     Args:
-        policies: by id.
+        algorithm: whose checkpoint it is.
         record: what the checkpoint holds.
         folder: of the checkpoint.
         states: by policy id, states to take instead of the present ones.
@@ -201,12 +202,57 @@ def export_models(
         ExportError: if one cannot be written.
     """
     for policy_id in record.policies:
-        policy = policies[policy_id]
+        policy: Any = algorithm.worker.policy_map[policy_id]
         if policy_id in states:
             policy = policy.copy()
             policy.set_state(states[policy_id])
         with contextlib.suppress(NotOfferedError):
-            policy.export_model(Path(folder, "policies", quote(policy_id, safe=" "), "model"))
+            policy.export_model(folder / "policies" / quote(policy_id, safe=" ") / "model")
+
+
+def save(
+    algorithm: HostAlgorithm,
+    checkpoint_dir: str | os.PathLike[str] | None,
+    policy_states: States | None,
+) -> SavedCheckpoint:
+    """Writes the checkpoint of an algorithm; see `Algorithm.save`.
+
+    Args:
+        algorithm: an `Algorithm`.
+        checkpoint_dir: the folder; None for one named after the iteration.
+        policy_states: states to write instead of the present ones, by policy id.
+
+    Raises:
+        CheckpointError: if it cannot be written.
+        ExportError: if a SavedModel cannot be written; the checkpoint is there.
+    """
+    folder = resolve_path(checkpoint_dir or f"checkpoint_{algorithm.iteration:06d}")
+    record = record_of(algorithm, policy_states)
+    record.write(folder)
+    if algorithm.config.export_native_model_files:
+        _export_models(algorithm, record, folder, policy_states or {})
+    if record.manifest["finite"] and not policy_states:
+        algorithm._last_good = str(folder)
+    stored = record.stored(repr(str(folder)))
+    settings, functions = held_back(algorithm, stored)
+    _warn_unheld(algorithm, stored)
+    if algorithm.config.new_episodes_at_checkpoint:
+        algorithm.workers.foreach_worker(messages.begin_episodes)
+    return SavedCheckpoint(SavedPath(str(folder), settings, MappingAndTrainable(**functions)))
+
+
+def _warn_unheld(algorithm: HostAlgorithm, stored: StoredAlgorithm) -> None:
+    """Logs once what a caller must give again when the checkpoint is loaded."""
+    unheld = stored.unheld()
+    if unheld is not None and algorithm.tells_of_unheld:
+        algorithm.tells_of_unheld = False
+        logger.warning(
+            "When you load this checkpoint, give these again, since no file chooses what is "
+            "imported: %s. Call %s.%s.",
+            unheld.names,
+            type(algorithm).__name__,
+            unheld.call,
+        )
 
 
 def reduced(algorithm: HostAlgorithm) -> tuple[Any, tuple[Any, ...]]:
@@ -317,8 +363,7 @@ def given_again(
     """
     settings = dict(overrides or {})
     named = {name: settings.pop(name, None) for name in MappingAndTrainable._fields}
-    found = getattr(checkpoint, "checkpoint", checkpoint)
-    path = getattr(found, "path", found)
+    path = path_of(checkpoint)
     functions = _first_given(functions, MappingAndTrainable(**named))
     if not isinstance(path, SavedPath):
         return functions, settings

@@ -56,6 +56,7 @@ from tfpolicies.config.later import later
 from tfpolicies.config.setting import check, setting
 from tfpolicies.errors import ConfigError, UnsupportedSpaceError
 from tfpolicies.exploration.parameter_noise import ParameterNoise
+from tfpolicies.models import q_learning
 from tfpolicies.models.defaults import COUNTS
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues, DuelingValues
@@ -63,13 +64,6 @@ from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.network import ModelSource, NetworkInputs, q_model_source
 from tfpolicies.models.ports import NOISE
-from tfpolicies.models.q_learning import (
-    atom_errors,
-    atom_targets,
-    chosen_values,
-    td_errors,
-    td_targets,
-)
 from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, is_one_of, one_of
 from tfpolicies.state import PolicyState
@@ -257,14 +251,18 @@ def _compared(
         chooser: those that choose the action in s'.
     """
     actions, rewards, discounts = given
-    chosen = chosen_values(dist_class.inputs_of(outputs), actions)
+    chosen = q_learning.chosen_values(dist_class.inputs_of(outputs), actions)
     chooser = dist_class.inputs_of(chooser)
     if isinstance(dist_class, AtomValues):
         next_logits = dist_class.logits(next_outputs)
-        targets = atom_targets(rewards, discounts, next_logits, chooser, dist_class.atoms)
-        return chosen, atom_errors(dist_class.logits(outputs), actions, tf.stop_gradient(targets))
-    targets = td_targets(rewards, discounts, dist_class.inputs_of(next_outputs), chooser)
-    return chosen, td_errors(chosen, tf.stop_gradient(targets))
+        targets = q_learning.atom_targets(
+            rewards, discounts, next_logits, chooser, dist_class.atoms
+        )
+        return chosen, q_learning.atom_errors(
+            dist_class.logits(outputs), actions, tf.stop_gradient(targets)
+        )
+    targets = q_learning.td_targets(rewards, discounts, dist_class.inputs_of(next_outputs), chooser)
+    return chosen, q_learning.td_errors(chosen, tf.stop_gradient(targets))
 
 
 def _require_noisy(config: Mapping[str, Any]) -> None:

@@ -41,11 +41,8 @@ from tfpolicies.types import Json
 logger = logging.getLogger("tfpolicies")
 
 _TOLD_BY_ALGORITHM = (
-    "on_train_result",
-    "on_evaluate_start",
-    "on_evaluate_end",
-    "on_workers_recreated",
-    "on_checkpoint_loaded",
+    *("on_train_result", "on_evaluate_start", "on_evaluate_end"),
+    *("on_workers_recreated", "on_checkpoint_loaded"),
 )
 _GREEDY = "Evaluations are greedy: evaluation_config does not say whether policies explore in them."
 _SHOWN = 3  # settings that differ, in a message
@@ -220,19 +217,15 @@ def _require_same_settings(
     Settings that an earlier version did not have are those of a default config, also within dicts.
     """
     defaults = _as_stored(algorithm.get_default_config())
-    stored = {
-        "the class": manifest["algorithm_class"],
-        **defaults,
-        **manifest["config"]["settings"],
-    }
+    settings = {**defaults, **manifest["config"]["settings"]}
+    stored = {"the class": manifest["algorithm_class"], **settings}
     own = {"the class": encode_value(type(algorithm)), **_as_stored(algorithm.config)}
-    names = {
+    differing = sorted(
         name
-        for name in {*stored, *own}
+        for name in {*stored, *own}.difference(_RESOLVED)
         if own.get(name) not in (stored.get(name), _filled(stored.get(name), defaults.get(name)))
-    }
-    names = {name for name in names if own.get(name) != _as_kept_now(algorithm, name, stored)}
-    differing = sorted(names.difference(_RESOLVED))
+        and own.get(name) != _as_kept_now(algorithm, name, stored)
+    )
     if differing:
         shown = ", ".join(
             f"{name} (there {stored.get(name)!r:.60}, here {own.get(name)!r:.60})"

@@ -6,7 +6,7 @@ import time
 
 from tfpolicies.algorithms.diagnosis import RowSizes
 from tfpolicies.algorithms.results import Results
-from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
 
@@ -65,8 +65,5 @@ class TrainBatches:
             sampled = workers.sample_ready() if while_learning else workers.sample()
             fragments = [batch.decompress_if_needed() for batch in sampled]
             batches += fragments
-            steps += sum(map(self._count_steps, fragments))
+            steps += sum(getattr(batch, self._results.unit)() for batch in fragments)
         return concat_samples(batches)
-
-    def _count_steps(self, batch: SampleBatch | MultiAgentBatch) -> int:
-        return batch.agent_steps() if self._results.unit == "agent_steps" else batch.env_steps()

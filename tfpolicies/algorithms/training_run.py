@@ -114,7 +114,10 @@ class TrainingRun:
         self._has_learned |= bool(self.result["info"]["learner"])
         row = self._row = progress_row(self.result)
         self.records.take_down(row)
-        self._follow_speed(row["steps_per_s"])
+        speed = row["steps_per_s"]
+        if math.isfinite(self._speed):
+            speed = _SPEED_MEMORY * self._speed + (1 - _SPEED_MEMORY) * speed
+        self._speed = speed
         self.records.keep()
         answers = [follower(self.algorithm, self.result) for follower in self._followers]
         return not any(answer is False for answer in answers)
@@ -132,11 +135,6 @@ class TrainingRun:
         short = too_short(config, self.goals.steps)
         if short is not None and not (self.env_steps or config.is_multi_agent()):
             logger.warning("There will be no update, or hardly one: %s", short)
-
-    def _follow_speed(self, speed: float) -> None:
-        if math.isfinite(self._speed):
-            speed = _SPEED_MEMORY * self._speed + (1 - _SPEED_MEMORY) * speed
-        self._speed = speed
 
     def _has_reached_target(self) -> bool:
         """Whether the mean return of recent episodes is high enough, and there are enough."""

@@ -91,16 +91,13 @@ def train_one_step(
             )
         trained = worker.policies.trains(policy_id, train_batch)
         if trained if policies_to_train is None else policy_id in policies_to_train:
-            results[policy_id] = _trained(policy, batch)
+            epochs, size = (policy.config.get(x) for x in ("num_sgd_iter", "sgd_minibatch_size"))
+            if epochs and size:
+                results[policy_id] = policy.driver.learning.train(batch, epochs, size)
+            else:
+                results[policy_id] = policy.learn_on_batch(batch)
     return results
 
 
 multi_gpu_train_one_step = train_one_step
 """Whichever device learns, the batch is moved to it once."""
-
-
-def _trained(policy: Any, batch: SampleBatch) -> dict[str, Any]:
-    epochs, size = (policy.config.get(name) for name in ("num_sgd_iter", "sgd_minibatch_size"))
-    if epochs and size:
-        return policy.driver.learning.train(batch, epochs, size)
-    return policy.learn_on_batch(batch)

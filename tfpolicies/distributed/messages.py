@@ -212,11 +212,6 @@ def take_news(worker: RolloutWorker, news: News) -> None:
         worker.set_global_vars(news.global_vars)
 
 
-def set_mapping_and_trainable(worker: RolloutWorker, roles: MappingAndTrainable) -> None:
-    """Sets in a worker which policy acts for which agent, and which are trained."""
-    worker.policies.assign(roles)
-
-
 def acting_state(policy: Policy) -> dict[str, Any]:
     """Returns the state of a policy without what only learning needs."""
     return {name: x for name, x in policy.get_state().items() if name not in _FOR_LEARNING}

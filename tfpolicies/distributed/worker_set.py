@@ -411,7 +411,7 @@ class WorkerSet(Extensible):
         """
         roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
         self._require_sendable(roles._asdict())
-        self.foreach_worker(functools.partial(messages.set_mapping_and_trainable, roles=roles))
+        self.foreach_worker(lambda worker: worker.policies.assign(roles))
 
     # -- what workers know of each other ------------------------------------------------------
 
