@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from tfpolicies.algorithms.train_batches import sample_steps
 from tfpolicies.batch.postprocessing import discount_cumsum
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
@@ -48,15 +49,8 @@ def synchronous_parallel_sample(
             "Give either max_agent_steps or max_env_steps to synchronous_parallel_sample, not "
             f"both: they are {max_agent_steps} and {max_env_steps}."
         )
-    batches: list[SampleBatch | MultiAgentBatch] = []
-    agent_steps = env_steps = 0
-    while True:
-        found = [batch.decompress_if_needed() for batch in worker_set.sample()]
-        batches += found
-        agent_steps += sum(batch.agent_steps() for batch in found)
-        env_steps += sum(batch.env_steps() for batch in found)
-        if agent_steps >= (max_agent_steps or 0) and env_steps >= (max_env_steps or 0):
-            return concat_samples(batches) if concat else batches
+    batches = sample_steps(worker_set.sample, max_env_steps or 0, max_agent_steps or 0)
+    return concat_samples(batches) if concat else batches
 
 
 def train_one_step(
