@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tfpolicies.algorithms.host import HostAlgorithm
+from tfpolicies.algorithms.host import HostAlgorithm, States
 from tfpolicies.algorithms.run_state import MALFORMED, get_progress, run_state
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
@@ -75,9 +75,6 @@ from tfpolicies.storage.segments import Segment
 from tfpolicies.system.paths import resolve_path
 
 logger = logging.getLogger("tfpolicies")
-
-States = Mapping[str, Mapping[str, Any]]
-"""By policy id, states as `Policy.get_state` returns them."""
 
 
 class SavedPath(str):

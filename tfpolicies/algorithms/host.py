@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,9 @@ from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+States = Mapping[str, Mapping[str, Any]]
+"""By policy id, states as `Policy.get_state` returns them."""
 
 
 class HostAlgorithm(Protocol):
@@ -48,16 +50,9 @@ class HostAlgorithm(Protocol):
 
     def evaluate(self) -> dict[str, dict[str, Any]]: ...
 
-    def save(
-        self,
-        checkpoint_dir: str | os.PathLike[str],
-        *,
-        policy_states: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> object: ...
+    def save(self, checkpoint_dir: Path, *, policy_states: States | None = None) -> object: ...
 
-    def restore(
-        self, checkpoint_path: str | os.PathLike[str], *, allow_non_finite: bool
-    ) -> None: ...
+    def restore(self, checkpoint_path: Path, *, allow_non_finite: bool) -> None: ...
 
     def add_policy(self, policy_id: str, *, policy: Policy) -> Policy: ...
 

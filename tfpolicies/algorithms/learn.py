@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -85,7 +86,8 @@ def learn(
     if goals.record_every:
         require_pictures(Scene(algorithm))
     told, followers = _told(callbacks)
-    console = Console() if progress else None
+    console = Console(quiet=not progress, force_terminal=None if progress else False)
+    say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     iteration = algorithm.iteration
     with contextlib.ExitStack() as closing:
         closing.callback(setattr, algorithm, "callbacks", algorithm.callbacks)
@@ -96,15 +98,14 @@ def learn(
             run = closing.enter_context(_held(folder, type(algorithm).__name__))
             _go_on(algorithm, run)
             algorithm.run_dir = run.path
-        if console is not None and run is not None and algorithm.iteration > iteration:
-            goes_on = f"Training goes on in {run.path} after iteration {algorithm.iteration}."
-            console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
+        if run is not None and algorithm.iteration > iteration:
+            say(f"Training goes on in {run.path} after iteration {algorithm.iteration}.")
         evaluator = algorithm._evaluator
         if evaluator.is_greedy_by_config is None:
             evaluator.explore = False
             closing.callback(setattr, evaluator, "explore", None)
-            if console is not None and algorithm.config.evaluation_interval is not None:
-                console.print(_GREEDY, highlight=False, markup=False, soft_wrap=True)
+            if algorithm.config.evaluation_interval is not None:
+                say(_GREEDY)
         records = NoRecords() if run is None else RunRecords(run, algorithm, goals)
         closing.callback(records.close)
         training = TrainingRun(algorithm, goals, records, console, followers)

@@ -152,11 +152,9 @@ class MultiCategorical(TransformedNoise):
         self.action_space = space
         self.input_lens = [int(n) for n in input_lens]
 
-    @classmethod
-    def over(
-        cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
-    ) -> PortedDistribution:
-        return super().over(space, settings, **{**_cells(space), **arguments})
+    @staticmethod
+    def _arguments(space: gym.Space) -> dict[str, Any]:
+        return _cells(space)
 
     @functools.cached_property
     def cats(self) -> list[Categorical]:
@@ -434,11 +432,9 @@ class MultiActionDistribution(TFActionDistribution):
         )
         self.flat_child_distributions = [kind(part, model, **kwargs) for kind, part in pairs]
 
-    @classmethod
-    def over(
-        cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
-    ) -> PortedDistribution:
-        return super().over(space, settings, **{**_children(space), **arguments})
+    @staticmethod
+    def _arguments(space: gym.Space) -> dict[str, Any]:
+        return _children(space)
 
     def _build_sample_op(self) -> Any:
         return nest(self.action_space, [child.sample() for child in self.flat_child_distributions])

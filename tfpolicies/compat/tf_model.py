@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -245,7 +244,7 @@ class RecurrentNetwork(TFModelV2):
         )
 
 
-class _CatalogNetwork(TFModelV2, abc.ABC):
+class _CatalogNetwork(TFModelV2):
     """A model of the catalog with a value, which sees what `_seen` makes of the inputs."""
 
     def __init__(
@@ -261,13 +260,13 @@ class _CatalogNetwork(TFModelV2, abc.ABC):
         self.base_model, self.num_outputs = _catalog_model(space, num_outputs, model_config)
         self._value: Any = None
 
-    @abc.abstractmethod
     def _seen_space(self, obs_space: gym.Space) -> gym.Space:
         """Returns the space of what the model of the catalog sees."""
+        return flat_space(obs_space)
 
-    @abc.abstractmethod
-    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
+    def _seen(self, input_dict: Columns) -> tf.Tensor:
         """Returns what it sees, float32 `[N, ...]`."""
+        return input_dict["obs_flat"]
 
     def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         outputs, self._value = self.base_model(self._seen(input_dict))
@@ -288,12 +287,6 @@ class FullyConnectedNetwork(_CatalogNetwork):
             layer for the output and one for the value: no hidden layers, no activation.
         name: a name.
     """
-
-    def _seen_space(self, obs_space: gym.Space) -> gym.Space:
-        return flat_space(obs_space)
-
-    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
-        return input_dict["obs_flat"]
 
 
 class VisionNetwork(_CatalogNetwork):
