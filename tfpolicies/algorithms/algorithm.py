@@ -42,11 +42,7 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.registry import env_name
-from tfpolicies.errors import (
-    ConfigError,
-    NonFiniteError,
-    UsageError,
-)
+from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
 from tfpolicies.extensions import Extensible, ExtensibleType
 from tfpolicies.marks import for_place
 from tfpolicies.models.work import limit_work

@@ -10,11 +10,7 @@ from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import UnknownPolicyError, near_matches
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.policy_changes import (
-    MappingAndTrainable,
-    PolicyAddition,
-    PolicyTransaction,
-)
+from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 
 
 class AlgorithmPolicies:

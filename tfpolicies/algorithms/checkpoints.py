@@ -60,12 +60,7 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.rollout.worker_state import restore_sampling
 from tfpolicies.storage.array_places import take_arrays
-from tfpolicies.storage.checkpoint import (
-    Checkpoint,
-    PolicyPart,
-    read_checkpoint,
-    write_checkpoint,
-)
+from tfpolicies.storage.checkpoint import Checkpoint, PolicyPart, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing

@@ -245,10 +245,7 @@ for _env, (_return, _model, _own) in _PPO_MUJOCO.items():
     _parts = ({"train_batch_size": 512}, _GAUSSIAN, _NORMALISED, _model, _own)
     _ppo(_env + _MUJOCO, 1e6, _return, *_parts, notes=[_OLDER.format("v3")])
 
-_NATURE = {
-    "conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
-    "post_fcnet_hiddens": [512],
-}
+_NATURE = {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "post_fcnet_hiddens": [512]}
 _ATARI = {
     "clip_rewards": True,
     "env_config": {
@@ -398,10 +395,7 @@ _SAC: Settings = {
     "q_model_config": {"fcnet_hiddens": [256, 256]},
 }
 _sac = partial(_add, "SAC", _SAC)
-_WIDE = {
-    "model": {"fcnet_hiddens": [400, 300]},
-    "q_model_config": {"fcnet_hiddens": [400, 300]},
-}
+_WIDE = {"model": {"fcnet_hiddens": [400, 300]}, "q_model_config": {"fcnet_hiddens": [400, 300]}}
 _CONTROL = {
     "HalfCheetah": (9535.451, 9655.666),
     "Hopper": (2325.547, 3606.39),

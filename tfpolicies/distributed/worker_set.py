@@ -25,11 +25,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
 from tfpolicies.rollout.mapping_check import require_unmapped
-from tfpolicies.rollout.policy_changes import (
-    MappingAndTrainable,
-    PolicyAddition,
-    PolicyTransaction,
-)
+from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.worker_policies import WorkerPolicies
@@ -204,10 +200,7 @@ class WorkerSet(Extensible):
         return found
 
     def foreach_worker_with_id(
-        self,
-        func: Callable[[int, RolloutWorker], Any],
-        local_worker: bool = True,
-        **options: Any,
+        self, func: Callable[[int, RolloutWorker], Any], local_worker: bool = True, **options: Any
     ) -> list[Any]:
         """Returns `func(index, worker)` for each worker; the local one has the index 0.
 
