@@ -22,7 +22,7 @@ from tfpolicies.algorithms.config_completion import EnvSource, complete_config, 
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluation_calls import EvaluationCalls
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.learn import Learned, learn
+from tfpolicies.algorithms.learn import Callback, Learned, learn
 from tfpolicies.algorithms.results import Results
 from tfpolicies.algorithms.run_records import Goals
 from tfpolicies.algorithms.train_batches import TrainBatches
@@ -353,7 +353,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         *,
         run_dir: str | os.PathLike[str] | None = None,
         progress: bool = True,
-        callbacks: Sequence[Any] = (),
+        callbacks: Callback | Sequence[Callback] = (),
         until: float | None = None,
         checkpoint_every: int = 20,
         keep_checkpoints: int = 1,

@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +49,9 @@ _GREEDY = "Evaluations are greedy: evaluation_config does not say whether polici
 _SHOWN = 3  # settings that differ, in a message
 _RESOLVED = ("inference", "jit_compile")  # what "auto" becomes may change with the version
 
+Callback = DefaultCallbacks | Callable[..., object]
+"""An object with methods for moments of training, its class, or `f(algorithm, result)`."""
+
 
 class Learned(NamedTuple):
     """What `Algorithm.learn` returns."""
@@ -76,7 +79,7 @@ def learn(
     *,
     run_dir: str | PathLike[str] | None,
     progress: bool,
-    callbacks: object,
+    callbacks: Callback | Sequence[Callback],
 ) -> Learned:
     """Does what `Algorithm.learn` says."""
     folder = None if run_dir is None else resolve_path(run_dir)  # environments may leave this one
@@ -265,7 +268,9 @@ def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
 # -- who is told ------------------------------------------------------------------------------
 
 
-def _told(callbacks: object) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
+def _told(
+    callbacks: Callback | Sequence[Callback],
+) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
     """Returns the objects with methods for moments of training, and the plain functions.
 
     Raises:

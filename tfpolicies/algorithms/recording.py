@@ -227,7 +227,7 @@ def _place(scene: Scene) -> tuple[Any, EnvContext]:
 
 @contextlib.contextmanager
 def _evaluating(
-    scene: Scene, env: object, env_config: EnvContext, episodes: int = 1
+    scene: Scene, env: EnvSource, env_config: EnvContext, episodes: int = 1
 ) -> Iterator[Any]:
     """Gives a sampler that plays with copies of an algorithm's policies, without its callbacks."""
     leader, config = scene.player.worker, scene.player.config

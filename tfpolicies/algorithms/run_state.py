@@ -73,13 +73,13 @@ def _evaluation(record: dict[str, Any] | None) -> tuple[int, dict[str, np.random
     return _count(record["seeds_used"]), rngs
 
 
-def _dict(value: object) -> dict[str, Any]:
+def _dict(value: Json) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{value!r:.80}, which should be a dict")
     return value
 
 
-def _count(value: object) -> int:
+def _count(value: Json) -> int:
     if not isinstance(value, int) or not 0 <= value < 2**63:
         raise TypeError(f"{value!r:.80}, which should be an integer >= 0")
     return value
