@@ -935,8 +935,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UsageError: if the state does not say of which class and config it is.
             WeightsError: if the state of a policy does not fit; also see `__setstate__`.
         """
-        algorithm: Algorithm = build_from_state(state)
-        return algorithm
+        return build_from_state(state)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels to other processes as its checkpoint is; environments are made anew there.

@@ -261,8 +261,7 @@ def _as_kept_now(algorithm: HostAlgorithm, name: str, stored: Mapping[str, Any])
 def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
     """Returns the settings of a config as they are in a checkpoint."""
     settings = encode_config(config.to_dict())["settings"]
-    stored: dict[str, Any] = json.loads(json.dumps(settings))
-    return stored
+    return json.loads(json.dumps(settings))
 
 
 # -- who is told ------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ class RunState(NamedTuple):
 
 def get_progress(algorithm: HostAlgorithm) -> dict[str, Any]:
     """Returns the counters of a run, for a checkpoint."""
-    progress: dict[str, Any] = algorithm._results.progress(algorithm.iteration)
-    return progress
+    return algorithm._results.progress(algorithm.iteration)
 
 
 def run_state(checkpoint: Checkpoint) -> RunState:

@@ -239,8 +239,7 @@ class PortedBatch:
     def _draw(self, noise: tf.Tensor) -> _Drawn:
         if self._drawn[0] is not noise:
             self._drawn = noise, self._drawn_from(noise)
-        found: _Drawn = self._drawn[1]
-        return found
+        return self._drawn[1]
 
     def _drawn_from(self, noise: tf.Tensor) -> _Drawn:
         """Returns samples; where noise is zero, what the class says without exploration."""
