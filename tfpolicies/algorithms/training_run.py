@@ -90,6 +90,7 @@ class TrainingRun:
 
     def _train(self, rescue: Callable[[str], None], earliest: int) -> str:
         self._warn_if_too_short()
+        until = self.goals.until
         shown = TrainingProgress(int(self.goals.steps), self.goals.until, self._console)
         with interruptions().held_back(rescue) as signals, shown:
             self.records.keep()
@@ -99,7 +100,8 @@ class TrainingRun:
                 if self.records.is_video_due:
                     with shown.doing("recording a video"):
                         self.records.film()
-                if self._has_reached_target() and self.env_steps >= earliest:
+                score = get_recent_return(self._row, self.algorithm.config)
+                if until is not None and self.env_steps >= earliest and score >= until:
                     return self._finish(TARGET)
                 if not wanted:
                     return self._finish(CALLBACK)
@@ -135,8 +137,3 @@ class TrainingRun:
         short = too_short(config, self.goals.steps)
         if short is not None and not (self.env_steps or config.is_multi_agent()):
             logger.warning("There will be no update, or hardly one: %s", short)
-
-    def _has_reached_target(self) -> bool:
-        """Whether the mean return of recent episodes is high enough, and there are enough."""
-        until = self.goals.until
-        return until is not None and get_recent_return(self._row, self.algorithm.config) >= until
