@@ -69,15 +69,15 @@ def main() -> None:
         .build()
     )
     seen: list[np.ndarray] = []
-    steps_of = algorithm.sample_rows
+    steps_of = algorithm.sample_train_batch
 
-    def noting(least: int) -> Any:
+    def noting(least: int | None = None) -> Any:
         batches = steps_of(least)
         rows = batches["default_policy"]
         seen.append(np.column_stack([rows["eps_id"], rows["t"]]))
         return batches
 
-    algorithm.sample_rows = noting
+    algorithm.sample_train_batch = noting
     killer = Killer(options.every)
     killer.start()
     started, known = time.monotonic(), -1

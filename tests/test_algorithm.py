@@ -302,7 +302,7 @@ def test_an_iteration_goes_on_until_it_sampled_enough():
 def test_a_train_batch_is_joined_from_as_many_samples_as_it_takes():
     algorithm = tiny().rollouts(rollout_fragment_length=4).build()
     batch = algorithm.sample_train_batch()["default_policy"]
-    assert batch.count == algorithm.expected_train_batch_rows() == 32
+    assert batch.count == algorithm._expected_train_batch_rows() == 32
     assert len(set(batch["unroll_id"].tolist())) >= 8
 
 
@@ -319,7 +319,7 @@ def test_a_vector_environment_that_decides_its_number_shares_the_train_batch(cap
     config = tiny().environment(counting_creator("next_step", 4)).debugging(log_level="WARN")
     algorithm = config.rollouts(num_envs_per_worker=1).build()
     assert "4 environments x 8 steps per sample." in capsys.readouterr().out
-    assert algorithm.expected_train_batch_rows() == 32
+    assert algorithm._expected_train_batch_rows() == 32
     assert algorithm.train()["num_env_steps_sampled"] == 32
     assert algorithm.config.rollout_fragment_length == 8
 

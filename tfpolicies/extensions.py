@@ -83,9 +83,7 @@ class Extension:
         del view, train_batch
         return None
 
-    def edit_batch(
-        self, batch: Mapping[str, Any], space: gym.Space
-    ) -> contextlib.AbstractContextManager[None]:
+    def edit_batch(self, batch: Any, space: gym.Space) -> contextlib.AbstractContextManager[None]:
         """Returns a context around `on_postprocess_trajectory`, which may read and change a batch.
 
         Args:
@@ -154,7 +152,7 @@ class Extensions(dict[str, Any], Extension):
         return {name: x for result in read for name, x in result.items()} if read else None
 
     @contextlib.contextmanager
-    def edit_batch(self, batch: Mapping[str, Any], space: gym.Space) -> Iterator[None]:
+    def edit_batch(self, batch: Any, space: gym.Space) -> Iterator[None]:
         with contextlib.ExitStack() as contexts:
             for extension in self._load_all():
                 contexts.enter_context(extension.edit_batch(batch, space))

@@ -12,7 +12,6 @@ R = A + V_old. Deviations from the paper: Adam for RMSProp, and means over the b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -24,8 +23,9 @@ from tfpolicies.algorithms.actor_critic import (
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
-from tfpolicies.models.losses import explained_variance, masked_mean
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.losses import masked_mean
+from tfpolicies.program.view import ModelView, TrainBatch
 
 __all__ = ["A2C", "A2CConfig", "A2CTF1Policy", "A2CTF2Policy"]
 
@@ -35,7 +35,9 @@ class A2CTFPolicy(ActorCriticTFPolicy):
 
     config_class = later("A2CConfig")
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the policy gradient's loss with its value and entropy terms."""
         config, mask = self.config, train_batch["loss_mask"]
         dist_inputs, _ = model(train_batch)
@@ -49,17 +51,6 @@ class A2CTFPolicy(ActorCriticTFPolicy):
         return (
             policy_loss + config["vf_loss_coeff"] * value_loss - config["entropy_coeff"] * entropy
         )
-
-    def _value_loss(self, model: Any, train_batch: TrainBatch) -> tf.Tensor:
-        if not self.config["use_critic"]:
-            self.record(vf_loss=0.0)
-            return tf.constant(0.0)
-        mask, targets = train_batch["loss_mask"], train_batch["value_targets"]
-        values = model.value_function()
-        vf_loss = masked_mean(0.5 * tf.square(values - targets), mask)
-        explained = explained_variance(targets, tf.stop_gradient(values), mask)
-        self.record(vf_loss=vf_loss, vf_explained_var=explained)
-        return vf_loss
 
 
 class A2CTF2Policy(A2CTFPolicy):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfpolicies.batch.postprocessing import discounted_returns, generalized_advantages
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -14,8 +15,10 @@ from tfpolicies.config.later import later
 from tfpolicies.config.sections import SCHEDULE, Training
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, UNIT, Rule, is_count
 
 
@@ -31,6 +34,24 @@ class ActorCriticTFPolicy(TFPolicy):
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
         """A value is estimated if there is a critic."""
         return bool(static["use_critic"])
+
+    def _value_loss(self, model: ModelView, train_batch: TrainBatch) -> tf.Tensor:
+        """Returns the mean error of the values and records it; 0 without a critic."""
+        if not self.config["use_critic"]:
+            self.record(vf_loss=0.0)
+            return tf.constant(0.0)
+        mask, targets = train_batch["loss_mask"], train_batch["value_targets"]
+        errors, statistics = self._value_errors(model.value_function(), targets, mask)
+        vf_loss = masked_mean(errors, mask)
+        self.record(vf_loss=vf_loss, **statistics)
+        return vf_loss
+
+    def _value_errors(
+        self, values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Returns the error of each row `[B]`, and statistics of the values."""
+        explained = explained_variance(targets, tf.stop_gradient(values), mask)
+        return 0.5 * tf.square(values - targets), {"vf_explained_var": explained}
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds advantages, value targets and bootstrapped values for all trajectories at once.

@@ -12,24 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.action_computation import compute_env_action, compute_env_actions
 from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
 from tfpolicies.algorithms.algorithm_state import build_from_state, make_state, restore_state
-from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm
-from tfpolicies.algorithms.config_completion import complete_config
+from tfpolicies.algorithms.checkpoints import SaveResult, StoredAlgorithm, save
+from tfpolicies.algorithms.config_completion import EnvSource, complete_config, record_resolved
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluation_calls import EvaluationCalls
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.learn import Learned, learn
-from tfpolicies.algorithms.learner_results import LearnerResultCheck
-from tfpolicies.algorithms.resolved_settings import record_resolved, warm_up_policies
+from tfpolicies.algorithms.learn import Callback, Learned, learn
 from tfpolicies.algorithms.results import Results
 from tfpolicies.algorithms.run_records import Goals
-from tfpolicies.algorithms.saving import save
 from tfpolicies.algorithms.train_batches import TrainBatches
-from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.algorithms.training_checks import LearnerResultCheck, TrainableCheck
 from tfpolicies.algorithms.tuned import require_tuned
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -45,21 +42,18 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.envs.registry import env_name
-from tfpolicies.errors import (
-    ConfigError,
-    NonFiniteError,
-    UsageError,
-)
+from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
 from tfpolicies.extensions import Extensible, ExtensibleType
 from tfpolicies.marks import for_place
 from tfpolicies.models.work import limit_work
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.policy_changes import MappingAndTrainable
+from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Structure
 
 logger = logging.getLogger("tfpolicies")
 
@@ -95,7 +89,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     @answering(_setting_answer, " Write {0}Config().environment(env).training(...).build().")
     def __init__(
-        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
+        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: EnvSource = None
     ) -> None:
         config = complete_config(type(self), config, env)
         check = TrainableCheck(type(self))
@@ -115,7 +109,8 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         self._results = Results(config)
         self.counters = self._results.counters
         self._train_batches = TrainBatches(self.workers, self._results, check)
-        self._learner_check = LearnerResultCheck(self)
+        name, policies = type(self).__name__, self.worker.policy_map
+        self._learner_check = LearnerResultCheck(name, config, policies)
         self._diagnosis = Diagnosis()
         self._stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one
@@ -254,35 +249,47 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     def warm_up(self) -> None:
         """Traces and compiles what training will need, so that no iteration waits for it."""
-        rows = self.expected_train_batch_rows()
-        self.warm_up_policies(rows, 1, rows)
+        rows = self._expected_train_batch_rows()
+        self._warm_up_policies(rows, 1, rows)
 
-    def warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
-        """Traces and compiles what one policy of each kind needs.
+    def _warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
+        """Traces and compiles what one policy of each Program needs.
 
         Args:
             rows: of a train batch. Where several agents act, each policy gets its share, which is
                 not known before; acting is made ready only.
             num_epochs: of an update.
-            minibatch_size: likewise; None for one update of all rows that reports on each.
+            minibatch_size: rows of a minibatch; None for one update of all rows that reports on
+                each.
         """
-        warm_up_policies(self, rows, num_epochs, minibatch_size)
+        programs = set()
+        for policy_id, policy in self.worker.policy_map.items():
+            program, learning = policy.driver.program, policy.driver.learning
+            if program in programs:
+                continue
+            programs.add(program)
+            if not self.worker.policies.trains(policy_id):
+                _ = policy.driver.acting.inference
+            elif self.workers.has_several_agents():
+                learning.resolve()
+            else:
+                learning.warm_up(rows, num_epochs, minibatch_size)
 
     # -- parts of a training step -------------------------------------------------------------
 
-    def sample_train_batch(self) -> dict[str, SampleBatch]:
-        """Samples at least `train_batch_size` steps; returns what is trained by policy id."""
-        return self.sample_rows(self.config.train_batch_size)
+    def sample_train_batch(self, least: int | None = None) -> dict[str, SampleBatch]:
+        """Samples whole fragments until there are enough steps.
 
-    def sample_rows(self, least: int) -> dict[str, SampleBatch]:
-        """Samples whole fragments until there are at least `least` steps.
+        Args:
+            least: how many steps, as `count_steps_by` counts them; None for `train_batch_size`.
 
-        Steps are counted by `count_steps_by`. Returns the rows of policies that are trained on
-        them, by policy id.
+        Returns:
+            The rows of policies that are trained on them, by policy id.
         """
+        least = self.config.train_batch_size if least is None else least
         return self._train_batches.sample(least, while_learning=self.overlaps)
 
-    def expected_train_batch_rows(self) -> int:
+    def _expected_train_batch_rows(self) -> int:
         """Returns the rows that `sample_train_batch` gives when episodes do not decide."""
         rows = self.workers.rows_per_sample()
         return -(-self.config.train_batch_size // rows) * rows
@@ -346,7 +353,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         *,
         run_dir: str | os.PathLike[str] | None = None,
         progress: bool = True,
-        callbacks: Sequence[Any] = (),
+        callbacks: Callback | Sequence[Callback] = (),
         until: float | None = None,
         checkpoint_every: int = 20,
         keep_checkpoints: int = 1,
@@ -481,7 +488,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         *,
         episodes: int | None = None,
         explore: bool | None = None,
-        env: Any = None,
+        env: EnvSource = None,
         seed: int | None = None,
     ) -> dict[str, dict[str, Any]]:
         """Plays `evaluation_duration` whole episodes with the present weights.
@@ -536,9 +543,9 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         config: Mapping[str, Any] | AlgorithmConfig | None = None,
         policy_state: Mapping[str, Any] | None = None,
         policy_mapping_fn: Callable[..., str] | None = None,
-        policies_to_train: Any = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
         evaluation_workers: bool = True,
-        module_spec: Any = None,
+        module_spec: None = None,
     ) -> Policy:
         """Adds a policy to all workers, or to none; see `RolloutWorker.add_policy`.
 
@@ -566,11 +573,11 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
-        return self.policies.add(
+        addition = PolicyAddition.from_arguments(
+            self.worker.policy_map,
             policy_id,
             policy_cls,
             policy,
-            evaluation_workers=evaluation_workers,
             observation_space=observation_space,
             action_space=action_space,
             config=config,
@@ -579,13 +586,14 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             policies_to_train=policies_to_train,
             module_spec=module_spec,
         )
+        return self.policies.add(addition, evaluation_workers=evaluation_workers)
 
     def remove_policy(
         self,
         policy_id: str = DEFAULT_POLICY_ID,
         *,
         policy_mapping_fn: Callable[..., str] | None = None,
-        policies_to_train: Any = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
         evaluation_workers: bool = True,
     ) -> None:
         """Removes a policy from all workers; see `RolloutWorker.remove_policy`.
@@ -600,11 +608,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
             UsageError: if the mapping function gives it to an agent; nothing is changed then.
         """
-        self.policies.remove(
-            policy_id, policy_mapping_fn, policies_to_train, evaluation_workers=evaluation_workers
-        )
+        roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
+        self.policies.remove(policy_id, roles, evaluation_workers=evaluation_workers)
 
-    def get_weights(self, policies: Any = None) -> dict[str, Any]:
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all or of those named."""
         return self.worker.get_weights(policies)
 
@@ -629,7 +636,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         full_fetch: bool = False,
         explore: bool | None = None,
         timestep: int | None = None,
-        episodes: Any = None,
+        episodes: object = None,
         unsquash_actions: bool | None = None,
         clip_actions: bool | None = None,
     ) -> Any:
@@ -653,30 +660,35 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UnknownPolicyError: if there is no such policy.
         """
         del info, episodes
-        common = {
-            "policy_id": policy_id,
-            "full_fetch": True,
-            "explore": explore,
-            "timestep": timestep,
-            "unsquash_action": unsquash_actions,
-            "clip_action": clip_actions,
+        by_agent: dict[str, Any] = {
+            "state": state,
+            "prev_action": prev_action,
+            "prev_reward": prev_reward,
         }
-        return compute_env_actions(
-            self.compute_single_action,
-            observations,
-            full_fetch=full_fetch,
-            common=common,
-            state=state,
-            prev_action=prev_action,
-            prev_reward=prev_reward,
+        results = {
+            agent: self.compute_single_action(
+                observation,
+                **{name: None if x is None else x[agent] for name, x in by_agent.items()},
+                policy_id=policy_id,
+                full_fetch=True,
+                explore=explore,
+                timestep=timestep,
+                unsquash_action=unsquash_actions,
+                clip_action=clip_actions,
+            )
+            for agent, observation in observations.items()
+        }
+        actions, states, extras = (
+            {agent: result[i] for agent, result in results.items()} for i in range(3)
         )
+        return (actions, states, extras) if full_fetch or state else actions
 
     def compute_single_action(
         self,
-        observation: Any = None,
-        state: Any = None,
+        observation: Structure | None = None,
+        state: Sequence[np.ndarray] | None = None,
         *,
-        prev_action: Any = None,
+        prev_action: Structure | None = None,
         prev_reward: float | None = None,
         info: Mapping[str, Any] | None = None,
         input_dict: Mapping[str, Any] | None = None,
@@ -684,7 +696,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         full_fetch: bool = False,
         explore: bool | None = None,
         timestep: int | None = None,
-        episode: Any = None,
+        episode: object = None,
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:
@@ -710,14 +722,19 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UsageError: if both or neither of `observation` and `input_dict` are given, or if a
                 connector remembers something of running episodes.
         """
-        return compute_env_action(
-            self.policies.get(policy_id),
+        policy = self.policies.get(policy_id)
+        if (observation is None) == (input_dict is None):
+            raise UsageError("Give either observation or input_dict to compute_single_action.")
+        if policy.agent_connectors and input_dict is not None:
+            input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
+        elif policy.agent_connectors:
+            observation = policy.agent_connectors.seen(observation)
+        action, states, extras = policy.driver.acting.act_single(
             observation,
             state,
-            input_dict=input_dict,
-            full_fetch=full_fetch,
             unsquash=unsquash_action,
             clip=clip_action,
+            input_dict=input_dict,
             prev_action=prev_action,
             prev_reward=prev_reward,
             info=info,
@@ -725,6 +742,9 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             explore=explore,
             timestep=timestep,
         )
+        if policy.action_connectors:
+            action = policy.action_connectors.done(action)
+        return (action, states, extras) if full_fetch or states else action
 
     def export_policy_model(
         self,
@@ -813,7 +833,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     def restore(
         self,
-        checkpoint_path: Any,
+        checkpoint_path: str | os.PathLike[str] | SaveResult,
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
@@ -848,10 +868,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
     @classmethod
     def from_checkpoint(
         cls,
-        checkpoint: Any,
+        checkpoint: str | os.PathLike[str] | SaveResult,
         policy_ids: Collection[str] | None = None,
         policy_mapping_fn: Callable[..., str] | None = None,
-        policies_to_train: Any = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
         *,
         config: Mapping[str, Any] | None = None,
         allow_other_spaces: bool = False,
@@ -915,8 +935,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             UsageError: if the state does not say of which class and config it is.
             WeightsError: if the state of a policy does not fit; also see `__setstate__`.
         """
-        algorithm: Algorithm = build_from_state(state)
-        return algorithm
+        return build_from_state(state)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels to other processes as its checkpoint is; environments are made anew there.

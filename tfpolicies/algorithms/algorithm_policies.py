@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tfpolicies.algorithms.evaluator import Evaluator
-from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import UnknownPolicyError, near_matches
 from tfpolicies.policy.policy import Policy
-from tfpolicies.rollout.policy_changes import (
-    MappingAndTrainable,
-    PolicyAddition,
-    PolicyTransaction,
-)
+from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 
 
 class AlgorithmPolicies:
@@ -47,28 +43,19 @@ class AlgorithmPolicies:
                 f"No policy {policy_id!r}; there are {policy_ids}.{matches}"
             ) from None
 
-    def add(
-        self, policy_id: str, policy_cls: Any, policy: Any, *, evaluation_workers: bool, **rest: Any
-    ) -> Policy:
+    def add(self, addition: PolicyAddition, *, evaluation_workers: bool) -> Policy:
         """Adds a policy to all workers; see `Algorithm.add_policy`.
 
         Args:
-            policy_id: of the policy.
-            policy_cls: its class; or
-            policy: the policy.
+            addition: of the policy.
             evaluation_workers: whether the workers that evaluate get it.
-            rest: further arguments of `RolloutWorker.add_policy`.
         """
-        policies = self._workers.local_worker().policies
-        addition = PolicyAddition.from_arguments(
-            policies.policy_map, policy_id, policy_cls, policy, **rest
-        )
         self._require_trainable(addition)
         with PolicyTransaction() as transaction:
             added = self._workers.add_within(transaction, addition)
             if evaluation_workers and self._evaluator.workers is not None:
+                policy_id, mapping_fn = addition.policy_id, addition.policy_mapping_fn
                 copy = self._evaluator.copy_of(added, policy_id)
-                mapping_fn = addition.policy_mapping_fn
                 evaluated = PolicyAddition(policy_id, policy=copy, policy_mapping_fn=mapping_fn)
                 self._evaluator.workers.add_within(transaction, evaluated)
         return added
@@ -85,22 +72,16 @@ class AlgorithmPolicies:
             self._check.require(addition.policy_id, policy_class)  # type: ignore[arg-type]
 
     def remove(
-        self,
-        policy_id: str,
-        policy_mapping_fn: Any,
-        policies_to_train: Any,
-        *,
-        evaluation_workers: bool,
+        self, policy_id: str, roles: MappingAndTrainable, *, evaluation_workers: bool
     ) -> None:
         """Removes a policy from all workers; see `Algorithm.remove_policy`."""
+        mapping_fn = roles.policy_mapping_fn
         evaluating = self._evaluator.workers if evaluation_workers else None
         if evaluating is not None:
-            evaluating.require_unmapped(policy_id, policy_mapping_fn)
-        self._workers.remove_policy(
-            policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
-        )
+            evaluating.require_unmapped(policy_id, mapping_fn)
+        self._workers.remove_policy(policy_id, **roles._asdict())
         if evaluating is not None and policy_id in evaluating.local_worker().policy_map:
-            evaluating.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
+            evaluating.remove_policy(policy_id, policy_mapping_fn=mapping_fn)
 
     def assign(self, roles: MappingAndTrainable) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.

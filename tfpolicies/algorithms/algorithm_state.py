@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.algorithms import checkpoints
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.errors import UsageError
 
 _EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in evaluation
 
 
-def make_state(algorithm: Any) -> dict[str, Any]:
+def make_state(algorithm: HostAlgorithm) -> dict[str, Any]:
     """Returns the state of an algorithm; see `Algorithm.__getstate__`."""
     evaluating = algorithm.evaluation_worker
     mapping = {} if evaluating is None else {_EVALUATED_BY: evaluating.policy_mapping_fn}
@@ -26,7 +27,7 @@ def make_state(algorithm: Any) -> dict[str, Any]:
     }
 
 
-def restore_state(algorithm: Any, state: Mapping[str, Any]) -> None:
+def restore_state(algorithm: HostAlgorithm, state: Mapping[str, Any]) -> None:
     """Restores the state of an algorithm; see `Algorithm.__setstate__`."""
     local = algorithm.worker
     worker_state, iteration = state["worker"], int(state["training_iteration"])

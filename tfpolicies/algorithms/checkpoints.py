@@ -15,7 +15,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tfpolicies.algorithms.run_state import MALFORMED, get_progress, run_state, set_progress
+from tfpolicies.algorithms.host import HostAlgorithm, States
+from tfpolicies.algorithms.run_state import MALFORMED, get_progress, run_state
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
@@ -34,6 +36,7 @@ from tfpolicies.config.stored_settings import (
     ROSTER,
     decode_settings,
 )
+from tfpolicies.distributed import messages
 from tfpolicies.distributed.tune import default_config
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.vector import Environments
@@ -45,6 +48,7 @@ from tfpolicies.policy.checkpoints import (
     StoredPolicy,
     check_stored_state,
     custom_object_scope,
+    path_of,
     policies_in,
     policy_part,
     set_stored_state,
@@ -52,22 +56,20 @@ from tfpolicies.policy.checkpoints import (
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.rollout.policy_changes import MappingAndTrainable
+from tfpolicies.rollout.rollout_worker import RolloutWorker
+from tfpolicies.rollout.worker_policies import WorkerPolicies
 from tfpolicies.rollout.worker_state import restore_sampling
 from tfpolicies.storage.array_places import take_arrays
-from tfpolicies.storage.checkpoint import (
-    Checkpoint,
-    PolicyPart,
-    read_checkpoint,
-    write_checkpoint,
-)
+from tfpolicies.storage.checkpoint import Checkpoint, PolicyPart, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import Place, admitted
 from tfpolicies.storage.segments import Segment
+from tfpolicies.system.paths import resolve_path
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tfpolicies")
 
 
 class SavedPath(str):
@@ -136,9 +138,7 @@ class AlgorithmRecord(NamedTuple):
         return StoredAlgorithm(Checkpoint(self.manifest, {}, {}), source)
 
 
-def record_of(
-    algorithm: Any, policy_states: Mapping[str, Mapping[str, Any]] | None = None
-) -> AlgorithmRecord:
+def record_of(algorithm: HostAlgorithm, policy_states: States | None = None) -> AlgorithmRecord:
     """Returns what a checkpoint of an algorithm with its policies holds, as copies.
 
     Args:
@@ -179,16 +179,13 @@ def record_of(
     return AlgorithmRecord(manifest, arrays, policies, segments)
 
 
-def export_models(
-    policies: Mapping[str, Any],
-    record: AlgorithmRecord,
-    folder: str | os.PathLike[str],
-    states: Mapping[str, Mapping[str, Any]],
+def _export_models(
+    algorithm: HostAlgorithm, record: AlgorithmRecord, folder: Path, states: States
 ) -> None:
     """Writes a SavedModel of each policy of a checkpoint, but for those without a Keras model.
 
     Args:
-        policies: by id.
+        algorithm: whose checkpoint it is.
         record: what the checkpoint holds.
         folder: of the checkpoint.
         states: by policy id, states to take instead of the present ones.
@@ -197,15 +194,60 @@ def export_models(
         ExportError: if one cannot be written.
     """
     for policy_id in record.policies:
-        policy = policies[policy_id]
+        policy: Any = algorithm.worker.policy_map[policy_id]
         if policy_id in states:
             policy = policy.copy()
             policy.set_state(states[policy_id])
         with contextlib.suppress(NotOfferedError):
-            policy.export_model(Path(folder, "policies", quote(policy_id, safe=" "), "model"))
+            policy.export_model(folder / "policies" / quote(policy_id, safe=" ") / "model")
 
 
-def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
+def save(
+    algorithm: HostAlgorithm,
+    checkpoint_dir: str | os.PathLike[str] | None,
+    policy_states: States | None,
+) -> SavedCheckpoint:
+    """Writes the checkpoint of an algorithm; see `Algorithm.save`.
+
+    Args:
+        algorithm: an `Algorithm`.
+        checkpoint_dir: the folder; None for one named after the iteration.
+        policy_states: states to write instead of the present ones, by policy id.
+
+    Raises:
+        CheckpointError: if it cannot be written.
+        ExportError: if a SavedModel cannot be written; the checkpoint is there.
+    """
+    folder = resolve_path(checkpoint_dir or f"checkpoint_{algorithm.iteration:06d}")
+    record = record_of(algorithm, policy_states)
+    record.write(folder)
+    if algorithm.config.export_native_model_files:
+        _export_models(algorithm, record, folder, policy_states or {})
+    if record.manifest["finite"] and not policy_states:
+        algorithm._last_good = str(folder)
+    stored = record.stored(repr(str(folder)))
+    settings, functions = held_back(algorithm, stored)
+    _warn_unheld(algorithm, stored)
+    if algorithm.config.new_episodes_at_checkpoint:
+        algorithm.workers.foreach_worker(messages.begin_episodes)
+    return SavedCheckpoint(SavedPath(str(folder), settings, MappingAndTrainable(**functions)))
+
+
+def _warn_unheld(algorithm: HostAlgorithm, stored: StoredAlgorithm) -> None:
+    """Logs once what a caller must give again when the checkpoint is loaded."""
+    unheld = stored.unheld()
+    if unheld is not None and algorithm.tells_of_unheld:
+        algorithm.tells_of_unheld = False
+        logger.warning(
+            "When you load this checkpoint, give these again, since no file chooses what is "
+            "imported: %s. Call %s.%s.",
+            unheld.names,
+            type(algorithm).__name__,
+            unheld.call,
+        )
+
+
+def reduced(algorithm: HostAlgorithm) -> tuple[Any, tuple[Any, ...]]:
     """Returns how pickle makes an algorithm: its checkpoint, and what no file can hold of it.
 
     Raises:
@@ -226,7 +268,9 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
     return _unpickled, (kind, whole, frozen, given, functions, segments)
 
 
-def held_back(algorithm: Any, stored: StoredAlgorithm) -> tuple[dict[str, Any], dict[str, Any]]:
+def held_back(
+    algorithm: HostAlgorithm, stored: StoredAlgorithm
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns, by name, the settings and the functions of an algorithm that no file can hold."""
     settings = algorithm.config.to_dict()
     present = algorithm.worker.policies.mapping_and_trainable._asdict()
@@ -250,7 +294,12 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
 
 
 def _unpickled(
-    kind: Any, whole: Any, policies: Any, given: Any, functions: Any, segments: Any
+    kind: type,
+    whole: tuple[bytes, Any],
+    policies: Mapping[str, tuple[bytes, Any]],
+    given: Mapping[str, Any],
+    functions: Mapping[str, Any],
+    segments: Sequence[Segment],
 ) -> Any:
     source = f"A pickled {kind.__name__}"
     checkpoint = checkpoint_of(whole, policies, segments)
@@ -258,10 +307,11 @@ def _unpickled(
     return stored.algorithm(kind, allow_non_finite=True, model_work_limit=math.inf)
 
 
-def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
+def _sampler_record(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments can give their state."""
+    sampler = worker.sampler
     goes_on = worker.has_episodes and not worker.config.new_episodes_at_checkpoint
-    state = worker.sampler.get_state() if goes_on else None
+    state = sampler.get_state() if goes_on and sampler is not None else None
     if state is None:
         return None, {}
     arrays: dict[str, np.ndarray] = {}
@@ -270,7 +320,7 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return {"envs": envs, "running": encode_value(take_arrays(state, arrays))}, arrays
 
 
-def _roles_record(policies: Any) -> dict[str, Any]:
+def _roles_record(policies: WorkerPolicies) -> dict[str, Any]:
     """Returns which policy acts for whom and which are trained; functions as import paths."""
     to_train = policies.is_policy_to_train
     ids = getattr(to_train, "ids", None)
@@ -280,7 +330,7 @@ def _roles_record(policies: Any) -> dict[str, Any]:
     }
 
 
-def _evaluation_record(worker: Any) -> Any:
+def _evaluation_record(worker: RolloutWorker | None) -> Any:
     if worker is None:
         return None
     own = {pid: policy.driver.generator for pid, policy in worker.policy_map.items()}
@@ -292,7 +342,9 @@ _NOTHING = MappingAndTrainable()
 
 
 def given_again(
-    checkpoint: Any, functions: MappingAndTrainable, overrides: Mapping[str, Any] | None
+    checkpoint: str | os.PathLike[str] | SaveResult,
+    functions: MappingAndTrainable,
+    overrides: Mapping[str, Any] | None,
 ) -> tuple[MappingAndTrainable, dict[str, Any]]:
     """Returns the functions and settings to take instead of stored ones.
 
@@ -303,8 +355,7 @@ def given_again(
     """
     settings = dict(overrides or {})
     named = {name: settings.pop(name, None) for name in MappingAndTrainable._fields}
-    found = getattr(checkpoint, "checkpoint", checkpoint)
-    path = getattr(found, "path", found)
+    path = path_of(checkpoint)
     functions = _first_given(functions, MappingAndTrainable(**named))
     if not isinstance(path, SavedPath):
         return functions, settings
@@ -454,7 +505,7 @@ class StoredAlgorithm:
 
     def algorithm(
         self,
-        kind: Any,
+        kind: type,
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
@@ -516,7 +567,7 @@ class StoredAlgorithm:
             )
         return found
 
-    def _built(self, kind: Any) -> Any:
+    def _built(self, kind: type) -> Any:
         """Returns a new algorithm of the stored config, with the policies there are."""
         config = self._config(kind)
         if config.is_multi_agent():  # else those beside the only one are added when restoring
@@ -528,7 +579,7 @@ class StoredAlgorithm:
             self._require_trained_environment(config)
             raise
 
-    def _config(self, kind: Any) -> Any:
+    def _config(self, kind: type) -> Any:
         """Returns the config of an algorithm of some class.
 
         Raises:
@@ -548,7 +599,7 @@ class StoredAlgorithm:
         config.note_automatic(automatic)
         return config
 
-    def _specs(self, config: Any) -> dict[str, PolicySpec]:
+    def _specs(self, config: AlgorithmConfig) -> dict[str, PolicySpec]:
         """Returns how the policies are made; those that the config lacks, too.
 
         Raises:
@@ -561,7 +612,7 @@ class StoredAlgorithm:
             for pid, stored in self.policies(classes).items()
         }
 
-    def _spec(self, policy_id: str, stored: StoredPolicy, config: Any) -> PolicySpec:
+    def _spec(self, policy_id: str, stored: StoredPolicy, config: AlgorithmConfig) -> PolicySpec:
         found = self._given_again(stored, config).spec()
         common = policy_config(config, policy_id, found.policy_class, {}).to_dict()
         own = {  # what it has in common may differ in evaluation
@@ -571,7 +622,7 @@ class StoredAlgorithm:
         }
         return dataclasses.replace(found, config=own)
 
-    def _given_again(self, stored: StoredPolicy, config: Any) -> StoredPolicy:
+    def _given_again(self, stored: StoredPolicy, config: AlgorithmConfig) -> StoredPolicy:
         """Returns a policy that has what its algorithm has, where the stored ones had the same.
 
         A policy that was added to an algorithm has a config of its own, a copy of the algorithm's
@@ -600,7 +651,7 @@ class StoredAlgorithm:
         stored: StoredPolicy,
         own: Mapping[str, Any],
         common: Mapping[str, Any],
-        config: Any,
+        config: AlgorithmConfig,
     ) -> list[str]:
         """Returns which settings of a policy its algorithm, which had the same, has others of.
 
@@ -612,7 +663,7 @@ class StoredAlgorithm:
         before = decode_settings({name: own[name] for name in same})
         return [x for x in same if x in config and not is_equal(config[x], before[x])]
 
-    def _require_trained_environment(self, config: Any) -> None:
+    def _require_trained_environment(self, config: AlgorithmConfig) -> None:
         """Checks that the environment of a config is one that the policy is for.
 
         Policies are compared with environments when they have been built; this is for those that
@@ -634,7 +685,7 @@ class StoredAlgorithm:
         finally:
             made.close()
 
-    def restore(self, algorithm: Any, *, allow_other_spaces: bool = False) -> None:
+    def restore(self, algorithm: HostAlgorithm, *, allow_other_spaces: bool = False) -> None:
         """Puts an algorithm into the stored state; checks all before it changes anything.
 
         All but whether weights are finite, which is asked before (`require_finite`).
@@ -684,7 +735,8 @@ class StoredAlgorithm:
             algorithm.remove_policy(pid)
         for pid, policy in there.items():
             set_stored_state(policy, states[pid])
-        set_progress(algorithm, run.progress)
+        algorithm.iteration = run.progress["iteration"]
+        algorithm._results.set_progress(run.progress)
         restore_sampling(worker, run.seeds_used, run.rng, run.global_vars, run.sampler)
         algorithm.workers.align(new_episodes=True)
         if run.evaluation is not None:
@@ -699,7 +751,7 @@ def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def with_configured_numbers(worker: Any, state: Any) -> Any:
+def with_configured_numbers(worker: RolloutWorker, state: Any) -> Any:
     """Returns a worker's state with the hyperparameters that its policies' configs have others of.
 
     Args:

@@ -1,18 +1,25 @@
-"""The config of an algorithm, completed and checked before anything is made of it."""
+"""The config of an algorithm: completed and checked, and what its "auto" settings became."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.idioms import positional_config
 from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.distributed.tune import default_config
 from tfpolicies.errors import ConfigError
+from tfpolicies.reporting.console import counted
+
+EnvSource = str | Callable[..., object] | None
+"""What an environment is made of: a name, a class or a function; None for no environment."""
 
 
-def complete_config(algorithm_class: Any, config: Any, env: Any) -> AlgorithmConfig:
+def complete_config(
+    algorithm_class: Any, config: AlgorithmConfig | Mapping[str, Any] | None, env: EnvSource
+) -> AlgorithmConfig:
     """Returns the whole, valid config of an algorithm.
 
     Args:
@@ -25,19 +32,25 @@ def complete_config(algorithm_class: Any, config: Any, env: Any) -> AlgorithmCon
     """
     if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
         raise ConfigError(positional_config(algorithm_class.__name__, config))
-    if not isinstance(config, AlgorithmConfig):
-        config = algorithm_class.get_default_config().update_from_dict(config or {})
-    if not isinstance(config, algorithm_class.config_class):
-        config = _add_defaults(algorithm_class, config)
+    complete = config
+    if not isinstance(complete, AlgorithmConfig):
+        complete = algorithm_class.get_default_config().update_from_dict(config or {})
+    if not isinstance(complete, algorithm_class.config_class):
+        complete = _add_defaults(algorithm_class, complete)
     if env is not None:
-        config = _set_environment(config, env)
-    _require_restorable(algorithm_class, config)
-    config.validate()
-    _require_spaces(config)
-    return config
+        if complete.env not in (None, env):
+            raise ConfigError(
+                f"env must be given once: it is {env!r} as an argument and {complete.env!r} in the "
+                "config."
+            )
+        complete = complete.copy(copy_frozen=False).environment(env)
+    _require_restorable(algorithm_class, complete)
+    complete.validate()
+    _require_spaces(complete)
+    return complete
 
 
-def _add_defaults(algorithm_class: Any, config: Any) -> AlgorithmConfig:
+def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmConfig:
     """Returns a general config with an algorithm's defaults where it says nothing.
 
     Raises:
@@ -82,11 +95,22 @@ def _require_spaces(config: AlgorithmConfig) -> None:
         )
 
 
-def _set_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:
-    """Returns a copy of a config with an environment, which must be its only one."""
-    if config.env not in (None, env):
-        raise ConfigError(
-            f"env must be given once: it is {env!r} as an argument and {config.env!r} in the "
-            "config."
+def record_resolved(algorithm: HostAlgorithm) -> None:
+    """Records resolved settings in an algorithm's config, and prints them in one line."""
+    config, worker = algorithm.config, algorithm.worker
+    envs = algorithm.workers.num_envs()
+    length = config.fragment_length(envs)
+    config.record_resolved(rollout_fragment_length=length)
+    policies = [worker.get_policy(), *worker.policy_map.values()]
+    resolved = (each for each in policies if each is not None and each.driver.acting.inference)
+    policy = next(resolved, None)  # the default one, or the first there is
+    if policy is None:
+        return
+    inference = policy.driver.acting.inference
+    config.record_resolved(inference=inference, jit_compile=policy.config["jit_compile"])
+    if config.log_level != "ERROR":
+        print(
+            f"{type(algorithm).__name__}: acting through {inference}, learning through "
+            f"{policy.driver.learning.compile_mode}, "
+            f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
         )
-    return config.copy(copy_frozen=False).environment(env)

@@ -133,7 +133,7 @@ class RowSizes:
         return obs, self._rewards.get(policy_id, math.nan)
 
 
-def _largest_component(leaf: Any) -> float:
+def _largest_component(leaf: np.ndarray) -> float:
     """Returns the root mean square, over some rows, of the largest component; 0 for bytes."""
     rows = np.asarray(leaf)
     if rows.ndim < 2 or rows.dtype.kind not in "fi" or not rows.size:
@@ -444,10 +444,6 @@ def _get_largest_entropy(action_space: gym.Space) -> tuple[float, int]:
     for leaf in action_leaves(action_space):
         if is_float_box(leaf.space):
             components += math.prod(leaf.shape)
-        elif isinstance(leaf.space, gym.spaces.Discrete):
-            most += math.log(leaf.space.n)
-        elif isinstance(leaf.space, gym.spaces.MultiBinary):
-            most += math.prod(leaf.shape) * math.log(2)
         else:
             most += sum(map(math.log, cell_sizes(leaf.space)))
     return most, components

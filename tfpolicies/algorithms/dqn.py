@@ -35,7 +35,7 @@ sigma0 / sqrt(inputs), as in the paper; RLlib draws those of kernels, whatever s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,6 +56,7 @@ from tfpolicies.config.later import later
 from tfpolicies.config.setting import check, setting
 from tfpolicies.errors import ConfigError, UnsupportedSpaceError
 from tfpolicies.exploration.parameter_noise import ParameterNoise
+from tfpolicies.models import q_learning
 from tfpolicies.models.defaults import COUNTS
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues, DuelingValues
@@ -64,16 +65,10 @@ from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.model_source import ModelSource, q_model_source
 from tfpolicies.models.network import NetworkInputs
 from tfpolicies.models.ports import NOISE
-from tfpolicies.models.q_learning import (
-    atom_errors,
-    atom_targets,
-    chosen_values,
-    td_errors,
-    td_targets,
-)
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, is_one_of, one_of
 from tfpolicies.state import PolicyState
+from tfpolicies.types import Structure, TensorStructure
 
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
 
@@ -92,16 +87,8 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     _acting_only = frozenset({"q_values"})
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
-        "adam_epsilon",
-        "double_q",
-        "dueling",
-        "hiddens",
-        "noisy",
-        "num_atoms",
-        "sigma0",
-        "td_error_loss_fn",
-        "v_max",
-        "v_min",
+        *("adam_epsilon", "double_q", "dueling", "hiddens", "noisy", "num_atoms", "sigma0"),
+        *("td_error_loss_fn", "v_max", "v_min"),
     )
 
     def validate_spaces(
@@ -127,7 +114,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     @classmethod
     def _model_source(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns where Q-networks come from.
 
@@ -155,7 +142,9 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the mean loss of the temporal-difference errors, weighted by `weights`."""
         obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
         noise = self._noise()
@@ -186,12 +175,12 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     @ensure_eager()
     def compute_td_error(
         self,
-        obs_t: Any,
-        act_t: Any,
-        rew_t: Any,
-        obs_tp1: Any,
-        terminateds_mask: Any,
-        importance_weights: Any = None,
+        obs_t: Structure,
+        act_t: np.ndarray | Sequence[float],
+        rew_t: np.ndarray | Sequence[float],
+        obs_tp1: Structure,
+        terminateds_mask: np.ndarray | Sequence[float],
+        importance_weights: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns the temporal-difference error of each transition, float32 `[B]`; updates nothing.
 
@@ -225,14 +214,14 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             state.segments[source][...] = state.segments[name]
         return state
 
-    def _outputs_of(self, state: PolicyState, obs: Any) -> tf.Tensor:
+    def _outputs_of(self, state: PolicyState, obs: Structure) -> tf.Tensor:
         inputs = NetworkInputs([*map(tf.constant, self._acting.reader.read(obs))])
         with self.program.lock:
             self.program.model_of(state)
             return self.program.functions.network(inputs, training=False).outputs
 
 
-def _outputs(model: Any, obs: Any, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
+def _outputs(model: ModelView, obs: TensorStructure, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Returns what a network gives for observations, `[B, num_outputs]`."""
     model({SampleBatch.OBS: obs, **noise})
     return model.raw_outputs()
@@ -247,7 +236,11 @@ class _Given(NamedTuple):
 
 
 def _compared(
-    dist_class: Any, given: _Given, outputs: Any, next_outputs: Any, chooser: Any
+    dist_class: ActionDistribution,
+    given: _Given,
+    outputs: tf.Tensor,
+    next_outputs: tf.Tensor,
+    chooser: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the values Q(s, a) `[B]`, and the errors `[B]` that are to become small.
 
@@ -259,14 +252,18 @@ def _compared(
         chooser: those that choose the action in s'.
     """
     actions, rewards, discounts = given
-    chosen = chosen_values(dist_class.inputs_of(outputs), actions)
+    chosen = q_learning.chosen_values(dist_class.inputs_of(outputs), actions)
     chooser = dist_class.inputs_of(chooser)
     if isinstance(dist_class, AtomValues):
         next_logits = dist_class.logits(next_outputs)
-        targets = atom_targets(rewards, discounts, next_logits, chooser, dist_class.atoms)
-        return chosen, atom_errors(dist_class.logits(outputs), actions, tf.stop_gradient(targets))
-    targets = td_targets(rewards, discounts, dist_class.inputs_of(next_outputs), chooser)
-    return chosen, td_errors(chosen, tf.stop_gradient(targets))
+        targets = q_learning.atom_targets(
+            rewards, discounts, next_logits, chooser, dist_class.atoms
+        )
+        return chosen, q_learning.atom_errors(
+            dist_class.logits(outputs), actions, tf.stop_gradient(targets)
+        )
+    targets = q_learning.td_targets(rewards, discounts, dist_class.inputs_of(next_outputs), chooser)
+    return chosen, q_learning.td_errors(chosen, tf.stop_gradient(targets))
 
 
 def _require_noisy(config: Mapping[str, Any]) -> None:

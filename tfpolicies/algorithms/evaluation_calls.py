@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfpolicies.algorithms.evaluator import Evaluator, RunningEvaluation, as_metrics
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.algorithms.learn import as_count
 from tfpolicies.errors import UsageError
 from tfpolicies.rollout.sampler import Played
@@ -20,7 +21,7 @@ class EvaluationCalls:
         evaluator: plays the episodes.
     """
 
-    def __init__(self, algorithm: Any, evaluator: Evaluator) -> None:
+    def __init__(self, algorithm: HostAlgorithm, evaluator: Evaluator) -> None:
         self._algorithm = algorithm
         self._evaluator = evaluator
         self._last: dict[str, Any] | None = None
@@ -128,7 +129,7 @@ class EvaluationCalls:
         return result
 
 
-def _check_duration(duration_fn: Any, episodes: Any) -> int | None:
+def _check_duration(duration_fn: Callable[[int], int] | None, episodes: int | None) -> int | None:
     """Checks how long an evaluation is to be; returns the number of episodes, if it is given."""
     if not (duration_fn is None or callable(duration_fn)):
         raise UsageError(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.algorithms.recording import Scene, require_pictures
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.algorithms.run_state import get_progress
 from tfpolicies.algorithms.training_run import TrainingRun
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
     joined_callbacks,
@@ -34,19 +37,20 @@ from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Json
 
 logger = logging.getLogger("tfpolicies")
 
 _TOLD_BY_ALGORITHM = (
-    "on_train_result",
-    "on_evaluate_start",
-    "on_evaluate_end",
-    "on_workers_recreated",
-    "on_checkpoint_loaded",
+    *("on_train_result", "on_evaluate_start", "on_evaluate_end"),
+    *("on_workers_recreated", "on_checkpoint_loaded"),
 )
 _GREEDY = "Evaluations are greedy: evaluation_config does not say whether policies explore in them."
 _SHOWN = 3  # settings that differ, in a message
 _RESOLVED = ("inference", "jit_compile")  # what "auto" becomes may change with the version
+
+Callback = DefaultCallbacks | Callable[..., object]
+"""An object with methods for moments of training, its class, or `f(algorithm, result)`."""
 
 
 class Learned(NamedTuple):
@@ -70,12 +74,12 @@ class Learned(NamedTuple):
 
 
 def learn(
-    algorithm: Any,
+    algorithm: HostAlgorithm,
     goals: Goals,
     *,
     run_dir: str | PathLike[str] | None,
     progress: bool,
-    callbacks: Any,
+    callbacks: Callback | Sequence[Callback],
 ) -> Learned:
     """Does what `Algorithm.learn` says."""
     folder = None if run_dir is None else resolve_path(run_dir)  # environments may leave this one
@@ -85,7 +89,8 @@ def learn(
     if goals.record_every:
         require_pictures(Scene(algorithm))
     told, followers = _told(callbacks)
-    console = Console() if progress else None
+    console = Console(quiet=not progress, force_terminal=None if progress else False)
+    say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
     iteration = algorithm.iteration
     with contextlib.ExitStack() as closing:
         closing.callback(setattr, algorithm, "callbacks", algorithm.callbacks)
@@ -96,15 +101,14 @@ def learn(
             run = closing.enter_context(_held(folder, type(algorithm).__name__))
             _go_on(algorithm, run)
             algorithm.run_dir = run.path
-        if console is not None and run is not None and algorithm.iteration > iteration:
-            goes_on = f"Training goes on in {run.path} after iteration {algorithm.iteration}."
-            console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
+        if run is not None and algorithm.iteration > iteration:
+            say(f"Training goes on in {run.path} after iteration {algorithm.iteration}.")
         evaluator = algorithm._evaluator
         if evaluator.is_greedy_by_config is None:
             evaluator.explore = False
             closing.callback(setattr, evaluator, "explore", None)
-            if console is not None and algorithm.config.evaluation_interval is not None:
-                console.print(_GREEDY, highlight=False, markup=False, soft_wrap=True)
+            if algorithm.config.evaluation_interval is not None:
+                say(_GREEDY)
         records = NoRecords() if run is None else RunRecords(run, algorithm, goals)
         closing.callback(records.close)
         training = TrainingRun(algorithm, goals, records, console, followers)
@@ -125,7 +129,7 @@ def learn(
     return Learned(training.result, ended_by, None if run is None else run.path)
 
 
-def _checked(goals: Goals, algorithm: Any) -> Goals:
+def _checked(goals: Goals, algorithm: HostAlgorithm) -> Goals:
     """Returns the goals, checked, with a title.
 
     Raises:
@@ -144,7 +148,7 @@ def _checked(goals: Goals, algorithm: Any) -> Goals:
     )
 
 
-def as_count(name: str, value: Any) -> int:
+def as_count(name: str, value: float) -> int:
     """Returns a number of 1 or more as an int.
 
     Raises:
@@ -182,7 +186,7 @@ def _held(path: Path, trained: str) -> RunFolder:
     return RunFolder.make(path, {"learn": trained})
 
 
-def _go_on(algorithm: Any, run: RunFolder) -> None:
+def _go_on(algorithm: HostAlgorithm, run: RunFolder) -> None:
     """Puts a new algorithm into the state of a run; one that has trained must be of that run.
 
     Raises:
@@ -209,25 +213,23 @@ def _go_on(algorithm: Any, run: RunFolder) -> None:
         )
 
 
-def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: RunFolder) -> None:
+def _require_same_settings(
+    algorithm: HostAlgorithm, manifest: Mapping[str, Any], run: RunFolder
+) -> None:
     """Checks that a new algorithm has the class and the settings of the one that a run is of.
 
     Settings that an earlier version did not have are those of a default config, also within dicts.
     """
     defaults = _as_stored(algorithm.get_default_config())
-    stored = {
-        "the class": manifest["algorithm_class"],
-        **defaults,
-        **manifest["config"]["settings"],
-    }
+    settings = {**defaults, **manifest["config"]["settings"]}
+    stored = {"the class": manifest["algorithm_class"], **settings}
     own = {"the class": encode_value(type(algorithm)), **_as_stored(algorithm.config)}
-    names = {
+    differing = sorted(
         name
-        for name in {*stored, *own}
+        for name in {*stored, *own}.difference(_RESOLVED)
         if own.get(name) not in (stored.get(name), _filled(stored.get(name), defaults.get(name)))
-    }
-    names = {name for name in names if own.get(name) != _as_kept_now(algorithm, name, stored)}
-    differing = sorted(names.difference(_RESOLVED))
+        and own.get(name) != _as_kept_now(algorithm, name, stored)
+    )
     if differing:
         shown = ", ".join(
             f"{name} (there {stored.get(name)!r:.60}, here {own.get(name)!r:.60})"
@@ -241,13 +243,14 @@ def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: Run
         )
 
 
-def _filled(stored: Any, default: Any) -> Any:
+def _filled(stored: Json, default: Json) -> Json:
     """Returns a stored setting; a dict with what its default has besides."""
-    are_dicts = isinstance(stored, dict) and isinstance(default, dict)
-    return {**default, **stored} if are_dicts else stored
+    if isinstance(stored, dict) and isinstance(default, dict):
+        return {**default, **stored}
+    return stored
 
 
-def _as_kept_now(algorithm: Any, name: str, stored: Mapping[str, Any]) -> Any:
+def _as_kept_now(algorithm: HostAlgorithm, name: str, stored: Mapping[str, Any]) -> Any:
     """Returns a stored setting as configs keep it today, such as a relative folder as absolute."""
     with contextlib.suppress(ConfigError):
         config = algorithm.get_default_config().update_from_dict({name: stored[name]})
@@ -255,17 +258,18 @@ def _as_kept_now(algorithm: Any, name: str, stored: Mapping[str, Any]) -> Any:
     return stored.get(name)
 
 
-def _as_stored(config: Any) -> dict[str, Any]:
+def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
     """Returns the settings of a config as they are in a checkpoint."""
     settings = encode_config(config.to_dict())["settings"]
-    stored: dict[str, Any] = json.loads(json.dumps(settings))
-    return stored
+    return json.loads(json.dumps(settings))
 
 
 # -- who is told ------------------------------------------------------------------------------
 
 
-def _told(callbacks: Any) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
+def _told(
+    callbacks: Callback | Sequence[Callback],
+) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
     """Returns the objects with methods for moments of training, and the plain functions.
 
     Raises:

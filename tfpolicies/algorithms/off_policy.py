@@ -50,6 +50,7 @@ from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
 from tfpolicies.replay.room import check_room
 from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, is_one_of, one_of
 from tfpolicies.system.paths import resolve_path
+from tfpolicies.types import Setting
 
 logger = logging.getLogger("tfpolicies")
 
@@ -90,10 +91,7 @@ class OffPolicyTFPolicy(TFPolicy):
 
     @classmethod
     def network_plans(
-        cls,
-        observation_space: gym.Space,
-        dist_class: ActionDistribution,
-        static: Mapping[str, Any],
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns the plan of one network that has a target network."""
         del observation_space, dist_class, static
@@ -101,10 +99,7 @@ class OffPolicyTFPolicy(TFPolicy):
 
     @classmethod
     def _model_source(
-        cls,
-        observation_space: gym.Space,
-        dist_class: ActionDistribution,
-        static: Mapping[str, Any],
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns where models come from; replayed rows are single transitions.
 
@@ -298,7 +293,7 @@ class OffPolicyAlgorithm(Algorithm):
     def training_step(self) -> dict[str, Any]:
         """Samples a fragment of each environment, then updates on rows of the buffer."""
         began = self.counters["num_env_steps_sampled"]
-        batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_rows(1).items()}
+        batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_train_batch(1).items()}
         rows = sum(batch.count for batch in batches.values())
         self.replay_buffer.add(MultiAgentBatch(batches, rows))
         if self.replay_buffer.num_added < self.config.num_steps_sampled_before_learning_starts:
@@ -418,9 +413,9 @@ class OffPolicyAlgorithm(Algorithm):
         rows = self.workers.rows_per_sample()
         updates = 1 if intensity is None else max(1, int(intensity * rows / size))
         if _by_priorities(self.config.replay_buffer_config):
-            self.warm_up_policies(size, 1, None)
+            self._warm_up_policies(size, 1, None)
         else:
-            self.warm_up_policies(updates * size, 1, size)
+            self._warm_up_policies(updates * size, 1, size)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what is owed, and the replay buffer if `store_buffer_in_checkpoints`."""
@@ -472,7 +467,7 @@ def _by_priorities(config: Mapping[str, Any]) -> bool:
     return config.get("type") in _PRIORITIZED
 
 
-def _by_name(config: Any) -> Any:
+def _by_name(config: Setting) -> Any:
     """Returns a buffer's config as text: a class of this package, or its path, by its name.
 
     The folder of its files is absolute. One that is not there stays as written, to be refused.
@@ -487,7 +482,7 @@ def _by_name(config: Any) -> Any:
     return {**config, "type": kind.rpartition(".")[2]} if isinstance(kind, str) else config
 
 
-def _check_buffer(config: Any) -> None:
+def _check_buffer(config: Mapping[str, Any]) -> None:
     name = "replay_buffer_config"
     check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
     kind = config.get("type")
@@ -511,7 +506,7 @@ def _check_buffer(config: Any) -> None:
         require(f"{name}[{key!r}]", prioritized.AMOUNT, config[key])
 
 
-def _require_rows(batch: Any, rows: int) -> None:
+def _require_rows(batch: MultiAgentBatch, rows: int) -> None:
     is_batch = isinstance(batch, MultiAgentBatch)
     if not is_batch or any(each.count != rows for each in batch.policy_batches.values()):
         raise UsageError(

@@ -9,7 +9,6 @@ It has no critic, so a truncated fragment counts as if nothing came after it; wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +19,11 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
 from tfpolicies.config.sections import Training
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 
 __all__ = ["PG", "PGConfig", "PGTF1Policy", "PGTF2Policy", "PGTFPolicy"]
 
@@ -33,7 +33,9 @@ class PGPolicy(TFPolicy):
 
     config_class = later("PGConfig")
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the negative log-likelihood of the actions, weighted by the returns."""
         dist_inputs, _ = model(train_batch)
         logp = dist_class(dist_inputs, model).logp(train_batch[SampleBatch.ACTIONS])

@@ -31,9 +31,10 @@ from tfpolicies.config.later import later
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
 
 __all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
@@ -45,19 +46,16 @@ class PPOTFPolicy(ActorCriticTFPolicy):
     config_class = later("PPOConfig")
     hyperparameters = (
         *TFPolicy.hyperparameters,
-        "lambda",
-        "clip_param",
-        "vf_clip_param",
-        "vf_loss_coeff",
-        "entropy_coeff",
-        "kl_coeff",
-        "kl_target",
+        *("lambda", "clip_param", "vf_clip_param", "vf_loss_coeff"),
+        *("entropy_coeff", "kl_coeff", "kl_target"),
     )
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
     _coefficient_stats = {"cur_kl_coeff": "kl_coeff", "entropy_coeff": "entropy_coeff"}
     _switches = {"kl_coeff": "use_kl_loss"}
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
         config, mask = self.config, train_batch["loss_mask"]
         dist_inputs, _ = model(train_batch)
@@ -83,15 +81,12 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         self.record(total_loss=total_loss)
         return total_loss
 
-    def _value_loss(self, model: Any, train_batch: TrainBatch) -> tf.Tensor:
-        if not self.config["use_critic"]:
-            self.record(vf_loss=0.0)
-            return tf.constant(0.0)
-        mask, targets = train_batch["loss_mask"], train_batch["value_targets"]
-        values, limit = model.value_function(), self.config["vf_clip_param"]
-        vf_loss = masked_mean(tf.minimum(tf.square(values - targets), limit), mask)
-        self.record(vf_loss=vf_loss, **value_statistics(values, targets, mask, limit))
-        return vf_loss
+    def _value_errors(
+        self, values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        limit = self.config["vf_clip_param"]
+        errors = tf.minimum(tf.square(values - targets), limit)
+        return errors, value_statistics(values, targets, mask, limit)
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the KL coefficient to what an update of the algorithm measured."""
@@ -169,8 +164,8 @@ class PPO(Algorithm):
     def warm_up(self) -> None:
         """Compiles the update for the configured batch."""
         config = self.config
-        rows = self.expected_train_batch_rows()
-        self.warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
+        rows = self._expected_train_batch_rows()
+        self._warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
 
 
 @dataclass(frozen=True, kw_only=True)

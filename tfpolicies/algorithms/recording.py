@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.algorithms.config_completion import EnvSource
 from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
@@ -64,7 +65,7 @@ class Scene(NamedTuple):
 def record_video(
     player: Policy,
     path: str | PathLike[str] | Sequence[str | PathLike[str]],
-    env: Any = None,
+    env: EnvSource = None,
     *,
     episodes: int = 1,
     seed: int = 0,
@@ -225,7 +226,9 @@ def _place(scene: Scene) -> tuple[Any, EnvContext]:
 
 
 @contextlib.contextmanager
-def _evaluating(scene: Scene, env: Any, env_config: EnvContext, episodes: int = 1) -> Iterator[Any]:
+def _evaluating(
+    scene: Scene, env: EnvSource, env_config: EnvContext, episodes: int = 1
+) -> Iterator[Any]:
     """Gives a sampler that plays with copies of an algorithm's policies, without its callbacks."""
     leader, config = scene.player.worker, scene.player.config
     overrides = {"env": env, "env_config": dict(env_config), "explore": scene.explore}

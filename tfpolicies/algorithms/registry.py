@@ -78,10 +78,10 @@ def find_algorithm(name: str) -> type[Algorithm]:
     import importlib
 
     from tfpolicies.errors import ConfigError, near_matches
+    from tfpolicies.registers import import_installed, told
 
     if name in _MODULES:
-        found: type[Algorithm] = getattr(importlib.import_module(_MODULES[name]), name)
-        return found
+        return getattr(importlib.import_module(_MODULES[name]), name)
     entry_point = _entry_points().get(name)
     if entry_point is None:
         names = algorithm_names()
@@ -90,21 +90,15 @@ def find_algorithm(name: str) -> type[Algorithm]:
             f"{near_matches(str(name), names)} One of your own is a subclass of Algorithm: use the "
             "class."
         )
-    return _loaded(entry_point)
+    from tfpolicies.algorithms.algorithm import Algorithm
+
+    algorithm = import_installed("algorithm", entry_point, entry_point.name)
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+        raise ConfigError(f"{told('algorithm', entry_point)} is no Algorithm, but {algorithm!r}.")
+    return algorithm
 
 
 def _entry_points() -> dict[str, EntryPoint]:
     from tfpolicies.registers import installed
 
     return installed(GROUP)
-
-
-def _loaded(entry_point: EntryPoint) -> type[Algorithm]:
-    from tfpolicies.algorithms.algorithm import Algorithm
-    from tfpolicies.errors import ConfigError
-    from tfpolicies.registers import import_installed, told
-
-    found = import_installed("algorithm", entry_point, entry_point.name)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise ConfigError(f"{told('algorithm', entry_point)} is no Algorithm, but {found!r}.")
-    return found

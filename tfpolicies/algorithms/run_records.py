@@ -23,6 +23,7 @@ from tfpolicies.system.signals import interruptions
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.checkpoints import AlgorithmRecord
+    from tfpolicies.algorithms.host import HostAlgorithm
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 logger = logging.getLogger("tfpolicies")
@@ -77,7 +78,7 @@ class RunRecords:
         goals: of the training.
     """
 
-    def __init__(self, run: RunFolder, algorithm: Any, goals: Goals) -> None:
+    def __init__(self, run: RunFolder, algorithm: HostAlgorithm, goals: Goals) -> None:
         self.run = run
         self._algorithm = algorithm
         self._goals = goals
@@ -228,7 +229,7 @@ def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     return max((score for score in scores if not math.isnan(score)), default=-math.inf)
 
 
-def _evaluate_best(run: RunFolder, algorithm: Any) -> float:
+def _evaluate_best(run: RunFolder, algorithm: HostAlgorithm) -> float:
     """Returns the mean return of the best checkpoint, evaluated as later ones will be.
 
     What the run's CSV says may have been measured in another way: sampled, or in fewer episodes.

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.rollout.metrics import restored_metrics
 from tfpolicies.storage.array_places import put_arrays
 from tfpolicies.storage.checkpoint import Checkpoint
 from tfpolicies.storage.generator_json import decode_generator
 from tfpolicies.storage.json_values import decode_value
+from tfpolicies.types import Json
 
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 
@@ -28,16 +30,9 @@ class RunState(NamedTuple):
     extra: Any  # as `Algorithm.set_extra_state` takes it
 
 
-def get_progress(algorithm: Any) -> dict[str, Any]:
+def get_progress(algorithm: HostAlgorithm) -> dict[str, Any]:
     """Returns the counters of a run, for a checkpoint."""
-    progress: dict[str, Any] = algorithm._results.progress(algorithm.iteration)
-    return progress
-
-
-def set_progress(algorithm: Any, progress: Mapping[str, Any]) -> None:
-    """Restores what `get_progress` returned."""
-    algorithm.iteration = progress["iteration"]
-    algorithm._results.set_progress(progress)
+    return algorithm._results.progress(algorithm.iteration)
 
 
 def run_state(checkpoint: Checkpoint) -> RunState:
@@ -60,7 +55,7 @@ def run_state(checkpoint: Checkpoint) -> RunState:
     )
 
 
-def _progress(record: Any) -> dict[str, Any]:
+def _progress(record: Json) -> dict[str, Any]:
     found = _dict(decode_value(record))
     restored_metrics(found["episodes"])  # it can be
     for count in (found["iteration"], found["episodes_total"], *_dict(found["counters"]).values()):
@@ -70,27 +65,27 @@ def _progress(record: Any) -> dict[str, Any]:
     return found
 
 
-def _evaluation(record: Any) -> tuple[int, dict[str, np.random.Generator]] | None:
+def _evaluation(record: dict[str, Any] | None) -> tuple[int, dict[str, np.random.Generator]] | None:
     if record is None:
         return None
     rngs = {pid: decode_generator(rng) for pid, rng in _dict(record["rngs"]).items()}
     return _count(record["seeds_used"]), rngs
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def _dict(value: Json) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{value!r:.80}, which should be a dict")
     return value
 
 
-def _count(value: Any) -> int:
+def _count(value: Json) -> int:
     if not isinstance(value, int) or not 0 <= value < 2**63:
         raise TypeError(f"{value!r:.80}, which should be an integer >= 0")
     return value
 
 
 def _episodes(
-    record: Any, arrays: Mapping[str, np.ndarray], rng: np.random.Generator | None
+    record: dict[str, Any] | None, arrays: Mapping[str, np.ndarray], rng: np.random.Generator | None
 ) -> dict[str, Any] | None:
     if record is None:
         return None

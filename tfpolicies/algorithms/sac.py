@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +70,9 @@ from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.q_learning import chosen_rows
 from tfpolicies.models.settings import model_settings
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, is_one_of, one_of
+from tfpolicies.types import TensorStructure
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
 
@@ -88,21 +89,16 @@ class SACTFPolicy(OffPolicyTFPolicy):
     config_class = later("SACConfig")
     hyperparameters = (
         *OffPolicyTFPolicy.hyperparameters,
-        "actor_lr",
-        "critic_lr",
-        "entropy_lr",
-        "target_entropy",
+        *("actor_lr", "critic_lr", "entropy_lr", "target_entropy"),
     )
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
-        "initial_alpha",
-        "q_model_config",
-        "td_error_loss_fn",
-        "twin_q",
-        "update_order",
+        *("initial_alpha", "q_model_config", "td_error_loss_fn", "twin_q", "update_order"),
     )
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> list[Any]:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> list[Any]:
         """Returns the losses of the actor (a function if it waits), critics and temperature."""
         mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
         reached = train_batch[SampleBatch.NEXT_OBS]
@@ -122,12 +118,12 @@ class SACTFPolicy(OffPolicyTFPolicy):
         weighted = train_batch["weights"][:, None] * self._loss_of(errors)
         critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
 
-        def actor_loss(choice: Any) -> tf.Tensor:
+        def actor_loss(choice: DrawnAction | AllActions) -> tf.Tensor:
             found = masked_mean(choice.mean(alpha * choice.logp - choice.least_values), mask)
             self.record(actor_loss=found)
             return found
 
-        target_entropy = self._target_entropy(dist_class)
+        target_entropy = self._target_entropy(dist_class.space)
         gap = tf.stop_gradient(masked_mean(now.mean(now.logp), mask)) + target_entropy
         alpha_loss = -log_alpha * gap
 
@@ -145,29 +141,33 @@ class SACTFPolicy(OffPolicyTFPolicy):
     def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
         return huber(errors) if self.config["td_error_loss_fn"] == "huber" else half_square(errors)
 
-    def _choice(self, call: int, distribution: Any, critic: Any, obs: Any) -> Any:
+    def _choice(
+        self, call: int, distribution: Any, critic: Callable[..., tf.Tensor], obs: TensorStructure
+    ) -> Any:
         """Returns what the policy does in B states; the noise of each of two calls is its own."""
         if _is_discrete(self.action_space):
             return AllActions(distribution, critic, obs)
         noise = tf.split(self.learning_noise, 2, axis=-1)
         return DrawnAction(distribution, noise[call], critic, obs)
 
-    def _target_entropy(self, dist_class: Any) -> tf.Tensor:
+    def _target_entropy(self, space: gym.Space) -> tf.Tensor:
         """Returns H: the setting, or what "auto" means."""
-        given, space = self.config["target_entropy"], dist_class.space
-        usual = 0.98 * math.log(space.n) if _is_discrete(space) else -math.prod(space.shape)
-        return tf.where(tf.math.is_inf(given), float(usual), given)
+        usual = -1.0 * math.prod(space.shape or ())
+        if isinstance(space, gym.spaces.Discrete):
+            usual = 0.98 * math.log(space.n)
+        setting = self.config["target_entropy"]
+        return tf.where(tf.math.is_inf(setting), usual, setting)
 
     @classmethod
-    def learning_noise_size(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+    def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
         """Two actions are drawn for each row: of its observation, and of the one it reached."""
         del static
         space = dist_class.space
-        return 0 if _is_discrete(space) else 2 * math.prod(space.shape)
+        return 0 if _is_discrete(space) else 2 * math.prod(space.shape or ())
 
     @classmethod
     def network_plans(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns the plans of actor, critics and temperature.
 
@@ -246,7 +246,13 @@ class DrawnAction:
         logp: of the actions, `[B]`.
     """
 
-    def __init__(self, distribution: Any, noise: tf.Tensor, critic: Any, obs: Any) -> None:
+    def __init__(
+        self,
+        distribution: Any,
+        noise: tf.Tensor,
+        critic: Callable[..., tf.Tensor],
+        obs: TensorStructure,
+    ) -> None:
         self._critic, self._obs = critic, obs
         self._actions = distribution.sample(noise)
         self.logp = distribution.sampled_logp(noise)
@@ -278,7 +284,9 @@ class AllActions:
         least_values: the smallest of the critics' values of each, `[B, n]`.
     """
 
-    def __init__(self, distribution: Any, critic: Any, obs: Any) -> None:
+    def __init__(
+        self, distribution: Any, critic: Callable[..., tf.Tensor], obs: TensorStructure
+    ) -> None:
         self._values = critic(obs)
         self.logp = distribution.log_probs()
         self.least_values = tf.reduce_min(self._values, axis=-1)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -56,8 +56,9 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.model_source import ModelSource
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.program.view import TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
+from tfpolicies.types import TensorStructure
 
 __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
 
@@ -74,28 +75,19 @@ class TD3TFPolicy(OffPolicyTFPolicy):
     config_class = later("TD3Config")
     hyperparameters = (
         *OffPolicyTFPolicy.hyperparameters,
-        "actor_lr",
-        "critic_lr",
-        "huber_threshold",
-        "l2_reg",
-        "target_noise",
-        "target_noise_clip",
+        *("actor_lr", "critic_lr", "huber_threshold", "l2_reg"),
+        *("target_noise", "target_noise_clip"),
     )
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
-        "actor_hidden_activation",
-        "actor_hiddens",
-        "critic_hidden_activation",
-        "critic_hiddens",
-        "policy_delay",
-        "smooth_target_policy",
-        "twin_q",
-        "update_order",
-        "use_huber",
-        "use_state_preprocessor",
+        *("actor_hidden_activation", "actor_hiddens", "critic_hidden_activation"),
+        *("critic_hiddens", "policy_delay", "smooth_target_policy", "twin_q", "update_order"),
+        *("use_huber", "use_state_preprocessor"),
     )
 
-    def loss(self, model: Any, dist_class: Any, train_batch: TrainBatch) -> list[Any]:
+    def loss(
+        self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
+    ) -> list[Any]:
         """Returns the losses of the actor (a function if it waits) and of the critics."""
         mask, obs, critic = train_batch["loss_mask"], train_batch["obs"], self.networks["critic"]
         q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
@@ -116,7 +108,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         together = self.config["update_order"] == "together"
         return [actor_loss() if together else actor_loss, critic_loss]
 
-    def _targets(self, dist_class: Any, train_batch: TrainBatch) -> tf.Tensor:
+    def _targets(self, dist_class: ActionDistribution, train_batch: TrainBatch) -> tf.Tensor:
         """Returns y `[B]`."""
         reached = train_batch[SampleBatch.NEXT_OBS]
         actions = _actions(dist_class, self.target_model, reached)
@@ -125,11 +117,11 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         values = tf.reduce_min(self.target_networks["critic"](reached, actions=actions), axis=-1)
         return train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * values
 
-    def _smoothed(self, actions: tf.Tensor, dist_class: Any) -> tf.Tensor:
+    def _smoothed(self, actions: tf.Tensor, dist_class: ActionDistribution) -> tf.Tensor:
         """Returns actions `[B, k]` with clipped noise, in the bounds."""
         limit = self.config["target_noise_clip"]
         noise = self.config["target_noise"] * self.learning_noise
-        leaf = Continuous(dist_class.space, self.config["normalize_actions"])
+        leaf = Continuous(cast(gym.spaces.Box, dist_class.space), self.config["normalize_actions"])
         return leaf.clip(actions + tf.clip_by_value(noise, -limit, limit))
 
     def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
@@ -149,13 +141,13 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         return np.asarray(follows, bool) & (at % self.config["policy_delay"] == 0)
 
     @classmethod
-    def learning_noise_size(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+    def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
         """Each component of the action in the state reached is disturbed."""
         return int(dist_class.num_inputs) if static["smooth_target_policy"] else 0
 
     @classmethod
     def network_plans(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns the plans of actor and critics."""
         config = {**_settings(static, "critic"), "custom_model": None}
@@ -166,7 +158,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
 
     @classmethod
     def _model_source(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+        cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns where actors come from; those of the catalog have `actor_hiddens`."""
         own = {**static, "model": _settings(static, "actor")}
@@ -200,7 +192,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
             require_bounds(action_space, type(self).__name__)
 
 
-def _actions(dist_class: Any, model: Any, obs: Any) -> tf.Tensor:
+def _actions(dist_class: ActionDistribution, model: ModelView, obs: TensorStructure) -> tf.Tensor:
     return dist_class(model({SampleBatch.OBS: obs})[0], model).deterministic_sample()
 
 

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from tfpolicies.algorithms.diagnosis import RowSizes
 from tfpolicies.algorithms.results import Results
-from tfpolicies.algorithms.trainable_check import TrainableCheck
+from tfpolicies.algorithms.training_checks import TrainableCheck
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
+
+
+def sample_steps(
+    sample: Callable[[], Sequence[SampleBatch | MultiAgentBatch]],
+    env_steps: int = 0,
+    agent_steps: int = 0,
+) -> list[SampleBatch | MultiAgentBatch]:
+    """Returns what `sample` gives, called until there are enough steps, at least once.
+
+    Args:
+        sample: returns batches.
+        env_steps: steps of environments.
+        agent_steps: transitions of agents.
+    """
+    batches: list[SampleBatch | MultiAgentBatch] = []
+    while True:
+        batches += [batch.decompress_if_needed() for batch in sample()]
+        has_env_steps = sum(batch.env_steps() for batch in batches) >= env_steps
+        if has_env_steps and sum(batch.agent_steps() for batch in batches) >= agent_steps:
+            return batches
 
 
 class TrainBatches:
@@ -39,7 +60,9 @@ class TrainBatches:
             while_learning: whether remote workers go on sampling after that.
         """
         started = time.perf_counter()
-        batch = self._sample_fragments(least, while_learning).as_multi_agent()
+        workers = self._workers
+        sample = workers.sample_ready if while_learning else workers.sample
+        batch = concat_samples(sample_steps(sample, **{self._results.unit: least})).as_multi_agent()
         counters = self._results.counters
         counters["num_env_steps_sampled"] += batch.env_steps()
         counters["num_agent_steps_sampled"] += batch.agent_steps()
@@ -56,17 +79,3 @@ class TrainBatches:
         self.env_share = batch.env_steps() / max(1, agent_steps)
         self._results.spent("sample", started)
         return trained
-
-    def _sample_fragments(self, least: int, while_learning: bool) -> SampleBatch | MultiAgentBatch:
-        workers = self._workers
-        batches: list[SampleBatch | MultiAgentBatch] = []
-        steps = 0
-        while steps < least:
-            sampled = workers.sample_ready() if while_learning else workers.sample()
-            fragments = [batch.decompress_if_needed() for batch in sampled]
-            batches += fragments
-            steps += sum(map(self._count_steps, fragments))
-        return concat_samples(batches)
-
-    def _count_steps(self, batch: SampleBatch | MultiAgentBatch) -> int:
-        return batch.agent_steps() if self._results.unit == "agent_steps" else batch.env_steps()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -14,6 +14,9 @@ from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords, get_
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import RECENT, progress_row
 from tfpolicies.system.signals import interruptions
+
+if TYPE_CHECKING:
+    from tfpolicies.algorithms.host import HostAlgorithm
 
 logger = logging.getLogger("tfpolicies")
 
@@ -40,7 +43,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        algorithm: Any,
+        algorithm: HostAlgorithm,
         goals: Goals,
         records: RunRecords | NoRecords,
         console: Console | None = None,
@@ -87,6 +90,7 @@ class TrainingRun:
 
     def _train(self, rescue: Callable[[str], None], earliest: int) -> str:
         self._warn_if_too_short()
+        until = self.goals.until
         shown = TrainingProgress(int(self.goals.steps), self.goals.until, self._console)
         with interruptions().held_back(rescue) as signals, shown:
             self.records.keep()
@@ -96,7 +100,8 @@ class TrainingRun:
                 if self.records.is_video_due:
                     with shown.doing("recording a video"):
                         self.records.film()
-                if self._has_reached_target() and self.env_steps >= earliest:
+                score = get_recent_return(self._row, self.algorithm.config)
+                if until is not None and self.env_steps >= earliest and score >= until:
                     return self._finish(TARGET)
                 if not wanted:
                     return self._finish(CALLBACK)
@@ -111,7 +116,10 @@ class TrainingRun:
         self._has_learned |= bool(self.result["info"]["learner"])
         row = self._row = progress_row(self.result)
         self.records.take_down(row)
-        self._follow_speed(row["steps_per_s"])
+        speed = row["steps_per_s"]
+        if math.isfinite(self._speed):
+            speed = _SPEED_MEMORY * self._speed + (1 - _SPEED_MEMORY) * speed
+        self._speed = speed
         self.records.keep()
         answers = [follower(self.algorithm, self.result) for follower in self._followers]
         return not any(answer is False for answer in answers)
@@ -129,13 +137,3 @@ class TrainingRun:
         short = too_short(config, self.goals.steps)
         if short is not None and not (self.env_steps or config.is_multi_agent()):
             logger.warning("There will be no update, or hardly one: %s", short)
-
-    def _follow_speed(self, speed: float) -> None:
-        if math.isfinite(self._speed):
-            speed = _SPEED_MEMORY * self._speed + (1 - _SPEED_MEMORY) * speed
-        self._speed = speed
-
-    def _has_reached_target(self) -> bool:
-        """Whether the mean return of recent episodes is high enough, and there are enough."""
-        until = self.goals.until
-        return until is not None and get_recent_return(self._row, self.algorithm.config) >= until

@@ -17,18 +17,9 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from tfpolicies.algorithms.tuned_table import TUNED, Settings, Tuned
+from tfpolicies.algorithms.tuned_table import TUNED, Settings
+from tfpolicies.algorithms.tuned_table import Tuned as Tuned
 from tfpolicies.errors import ConfigError
-
-__all__ = [
-    "Tuned",
-    "find_tuned",
-    "nearest_tuned",
-    "register_tuned",
-    "require_tuned",
-    "tuned_entries",
-    "tuned_settings",
-]
 
 _NEAREST = 3  # pairs that are named where there is no entry
 

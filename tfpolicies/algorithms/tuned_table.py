@@ -10,7 +10,8 @@ those defaults are the `_PPO`, `_A2C`, `_DQN`, `_SAC`, `_TD3` and `_DDPG` below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 Settings = Mapping[str, Any]
@@ -71,12 +72,9 @@ def _epsilon(steps: int, final: float) -> Settings:
     return {"exploration_config": {**kind, "epsilon_timesteps": steps}}
 
 
-def _starts(steps: int, kind: Settings) -> Settings:
-    """Returns when learning starts: before, actions are drawn uniformly."""
-    return {
-        "num_steps_sampled_before_learning_starts": steps,
-        "exploration_config": {**kind, "random_timesteps": steps},
-    }
+def _starts(steps: int) -> Settings:
+    """Returns when learning starts."""
+    return {"num_steps_sampled_before_learning_starts": steps}
 
 
 def _replay(capacity: int) -> Settings:
@@ -84,35 +82,44 @@ def _replay(capacity: int) -> Settings:
     return {"replay_buffer_config": buffer}
 
 
-def _zoo(
-    algo: str, env: str, settings: Settings, steps: float, threshold: float | None, *deviates: str
+def _add(
+    algo: str,
+    base: Settings,
+    env: str,
+    steps: float,
+    threshold: float,
+    *parts: Settings,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Adds an entry of the Zoo; a name of the environment with `|` has several versions."""
-    source = _ZOO.format(algo.lower())
+    """Adds an entry of the Zoo.
+
+    Args:
+        algo: the algorithm's name.
+        base: settings where the parts name none.
+        env: the environment's name; with `|` in it, it has several versions.
+        steps: see `Tuned`.
+        threshold: see `Tuned`.
+        *parts: settings; later ones override earlier ones.
+        notes: deviations from the Zoo, besides those of all entries of the algorithm.
+    """
     name, _, versions = env.partition("|")
-    entry = Tuned(settings, source, int(steps), threshold, (*_ALL[algo], *deviates))
-    for each in versions.split("|") if versions else [""]:
-        TUNED[algo, name + each] = entry
+    deviations = (*_ALL[algo], *notes)
+    source = _ZOO.format(algo.lower())
+    entry = Tuned(_merged(base, *parts), source, int(steps), threshold, deviations)
+    TUNED.update({(algo, name + version): entry for version in versions.split("|")})
 
 
 _NORMALISED = {"observation_filter": "MeanStdFilter", "reward_filter": "ReturnStdFilter"}
 _GAUSSIAN = {"model": {"free_log_std": True}}
 _STOCHASTIC = {"type": "StochasticSampling"}
-_NORMAL = {
-    "type": "GaussianNoise",
-    "stddev": 0.1,
-    "initial_scale": 1.0,
-    "final_scale": 1.0,
-    "scale_timesteps": 1,
-}
+_CONSTANT_SCALE = {"initial_scale": 1.0, "final_scale": 1.0, "scale_timesteps": 1}
+_NORMAL = {"type": "GaussianNoise", "stddev": 0.1, **_CONSTANT_SCALE}
 _WANDERING = {  # Ornstein-Uhlenbeck: theta 0.15, sigma 0.5 and steps of 0.01 seconds
     "type": "OrnsteinUhlenbeckNoise",
     "ou_base_scale": 0.5,
     "ou_theta": 0.0015,
     "ou_sigma": 0.05,
-    "initial_scale": 1.0,
-    "final_scale": 1.0,
-    "scale_timesteps": 1,
+    **_CONSTANT_SCALE,
 }
 _OLDER = "the return is that of the environment's version {}"
 _MUJOCO = "|-v4|-v5"
@@ -136,18 +143,21 @@ _PPO: Settings = {
     "optimizer": {"type": "adam", "epsilon": 1e-5},
     "model": {"fcnet_hiddens": [64, 64], "ortho_init": True},
 }
+_ppo = partial(_add, "PPO", _PPO)
 
 
-def _ppo(envs: int, steps_each: int, **changes: Any) -> dict[str, Any]:
-    """Returns settings of PPO for a batch of some steps of each environment."""
+def _batch(envs: int, steps_each: int, **changes: Any) -> Settings:
+    """Returns settings for a batch of some steps of each environment."""
     sizes = {"num_envs_per_worker": envs, "train_batch_size": envs * steps_each}
-    renamed = {name.rstrip("_"): value for name, value in changes.items()}
-    return _merged(_PPO, sizes, renamed)
+    return {**sizes, **{name.rstrip("_"): value for name, value in changes.items()}}
 
 
-_zoo(
+_add(
     "PPO",
+    {},
     "CartPole-v1",
+    1e5,
+    500.0,
     {
         "num_envs_per_worker": 8,
         "train_batch_size": 256,
@@ -163,53 +173,21 @@ _zoo(
         "grad_clip": 0.5,
         "model": {"fcnet_hiddens": [64, 64]},
     },
-    1e5,
-    500.0,
-    _CONSTANT,
-    _CLIP,
-    "weights begin as normalised columns, not orthogonal; Adam's epsilon is 1e-7",
+    notes=[
+        _CONSTANT,
+        _CLIP,
+        "weights begin as normalised columns, not orthogonal; Adam's epsilon is 1e-7",
+    ],
 )
-_zoo(
-    "PPO",
-    "Acrobot-v1",
-    _merged(_ppo(16, 256, num_sgd_iter=4, lambda_=0.94), _NORMALISED),
-    1e6,
-    -73.506,
-)
-_zoo(
-    "PPO",
-    "MountainCar-v0",
-    _merged(_ppo(16, 16, num_sgd_iter=4, lambda_=0.98), _NORMALISED),
-    1e6,
-    -110.423,
-)
-for _env, _return in (("LunarLander", 242.119), ("LunarLanderContinuous", 270.863)):
-    _shape = _GAUSSIAN if _env.endswith("Continuous") else {}
-    _zoo(
-        "PPO",
-        f"{_env}-v3",
-        _merged(
-            _ppo(16, 1024, num_sgd_iter=4, gamma=0.999, lambda_=0.98, entropy_coeff=0.01), _shape
-        ),
-        1e6,
-        _return,
-        _OLDER.format("v2"),
-    )
-_zoo(
-    "PPO",
-    "BipedalWalker-v3",
-    _merged(_ppo(32, 2048, gamma=0.999, clip_param=0.18), _GAUSSIAN, _NORMALISED),
-    5e6,
-    287.939,
-)
-_zoo(
-    "PPO",
-    "Pendulum-v1",
-    _merged(_ppo(4, 1024, gamma=0.9, lr=1e-3), _GAUSSIAN),
-    1e5,
-    -172.225,
-    _NO_SDE,
-)
+_ppo("Acrobot-v1", 1e6, -73.506, _batch(16, 256, num_sgd_iter=4, lambda_=0.94), _NORMALISED)
+_ppo("MountainCar-v0", 1e6, -110.423, _batch(16, 16, num_sgd_iter=4, lambda_=0.98), _NORMALISED)
+_LANDER = _batch(16, 1024, num_sgd_iter=4, gamma=0.999, lambda_=0.98, entropy_coeff=0.01)
+_ppo("LunarLander-v3", 1e6, 242.119, _LANDER, notes=[_OLDER.format("v2")])
+_ppo("LunarLanderContinuous-v3", 1e6, 270.863, _LANDER, _GAUSSIAN, notes=[_OLDER.format("v2")])
+_WALKER = _batch(32, 2048, gamma=0.999, clip_param=0.18)
+_ppo("BipedalWalker-v3", 5e6, 287.939, _WALKER, _GAUSSIAN, _NORMALISED)
+_PENDULUM = _batch(4, 1024, gamma=0.9, lr=1e-3)
+_ppo("Pendulum-v1", 1e5, -172.225, _PENDULUM, _GAUSSIAN, notes=[_NO_SDE])
 
 _DEEP = {
     "model": {
@@ -264,19 +242,10 @@ _PPO_MUJOCO: dict[str, tuple[float, Settings, Settings]] = {
     "Ant": (1327.158, {}, {"train_batch_size": 2048}),
 }
 for _env, (_return, _model, _own) in _PPO_MUJOCO.items():
-    _zoo(
-        "PPO",
-        _env + _MUJOCO,
-        _merged(_PPO, {"train_batch_size": 512}, _GAUSSIAN, _NORMALISED, _model, _own),
-        1e6,
-        _return,
-        _OLDER.format("v3"),
-    )
+    _parts = ({"train_batch_size": 512}, _GAUSSIAN, _NORMALISED, _model, _own)
+    _ppo(_env + _MUJOCO, 1e6, _return, *_parts, notes=[_OLDER.format("v3")])
 
-_NATURE = {
-    "conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
-    "post_fcnet_hiddens": [512],
-}
+_NATURE = {"conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]], "post_fcnet_hiddens": [512]}
 _ATARI = {
     "clip_rewards": True,
     "env_config": {
@@ -289,23 +258,12 @@ _ATARI = {
 }
 _LIVES = "a lost life ends an episode for learning alone: the game goes on, and is not fired into"
 _FIRST_LAYERS = "the first two convolutions are padded"
+_IMAGES = _batch(8, 128, sgd_minibatch_size=256, num_sgd_iter=4, clip_param=0.1)
+_RATES = {**_lin(2.5e-4, 1e7), "entropy_coeff": 0.01}
+_SHARED = {"model": {**_NATURE, "vf_share_layers": True}}
 for _env, _return in (("Pong", 20.989), ("Breakout", 398.033)):
-    _zoo(
-        "PPO",
-        f"envpool:{_env}-v5",
-        _merged(
-            _ppo(8, 128, sgd_minibatch_size=256, num_sgd_iter=4, clip_param=0.1),
-            _lin(2.5e-4, 1e7),
-            {"entropy_coeff": 0.01},
-            _ATARI,
-            {"model": {**_NATURE, "vf_share_layers": True}},
-        ),
-        1e7,
-        _return,
-        _FIRST_LAYERS,
-        _LIVES,
-        _CLIP,
-    )
+    _notes = (_FIRST_LAYERS, _LIVES, _CLIP)
+    _ppo(f"envpool:{_env}-v5", 1e7, _return, _IMAGES, _RATES, _ATARI, _SHARED, notes=_notes)
 
 # -- A2C --------------------------------------------------------------------------------------
 
@@ -323,24 +281,12 @@ _A2C: Settings = {
     "optimizer": {"type": "rmsprop", "rho": 0.99, "epsilon": 1e-10},
     "model": {"fcnet_hiddens": [64, 64], "vf_share_layers": False, "ortho_init": True},
 }
-
-
-def _a2c(envs: int, **changes: Any) -> dict[str, Any]:
-    sizes = {"num_envs_per_worker": envs, "train_batch_size": 5 * envs}
-    return _merged(_A2C, sizes, changes)
-
-
-_zoo("A2C", "CartPole-v1", _a2c(8), 5e5, 500.0)
-_zoo("A2C", "Acrobot-v1", _merged(_a2c(16), _NORMALISED), 5e5, -83.353)
-_zoo("A2C", "MountainCar-v0", _merged(_a2c(16), _NORMALISED), 1e6, -111.263)
-_zoo(
-    "A2C",
-    "LunarLander-v3",
-    _merged(_a2c(8, gamma=0.995, entropy_coeff=1e-5), _lin(8.3e-4, 2e5)),
-    2e5,
-    155.751,
-    _OLDER.format("v2"),
-)
+_a2c = partial(_add, "A2C", _A2C)
+_a2c("CartPole-v1", 5e5, 500.0, _batch(8, 5))
+_a2c("Acrobot-v1", 5e5, -83.353, _batch(16, 5), _NORMALISED)
+_a2c("MountainCar-v0", 1e6, -111.263, _batch(16, 5), _NORMALISED)
+_LONG = {**_batch(8, 5, gamma=0.995, entropy_coeff=1e-5), **_lin(8.3e-4, 2e5)}
+_a2c("LunarLander-v3", 2e5, 155.751, _LONG, notes=[_OLDER.format("v2")])
 
 # -- DQN --------------------------------------------------------------------------------------
 
@@ -356,90 +302,72 @@ _DQN: Settings = {
     "grad_clip_by": "global_norm",
     "model": {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu"},
 }
+_dqn = partial(_add, "DQN", _DQN)
 
 
-def _dqn(steps: int, updates: int, rows: int, **changes: Any) -> dict[str, Any]:
-    """Returns settings of DQN for some updates of some rows each behind some steps."""
+def _updates(steps: int, updates: int, rows: int, **changes: Any) -> Settings:
+    """Returns settings for some updates of some rows each after some steps."""
     each = {
         "rollout_fragment_length": steps,
         "train_batch_size": rows,
         "training_intensity": updates * rows / steps,
     }
-    return _merged(_DQN, each, changes)
+    return {**each, **changes}
 
 
-_zoo(
-    "DQN",
+_dqn(
     "CartPole-v1",
-    _merged(
-        _dqn(256, 128, 64, lr=2.3e-3, target_network_update_freq=256),
-        {"num_steps_sampled_before_learning_starts": 1000},
-        _replay(100_000),
-        _epsilon(8000, 0.04),
-    ),
     5e4,
     500.0,
-    "the target moves once for 256 steps, which is when it changes there, too",
+    _updates(256, 128, 64, lr=2.3e-3, target_network_update_freq=256),
+    _starts(1000),
+    _replay(100_000),
+    _epsilon(8000, 0.04),
+    notes=["the target moves once for 256 steps, which is when it changes there, too"],
 )
-_zoo(
-    "DQN",
+_dqn(
     "MountainCar-v0",
-    _merged(
-        _dqn(16, 8, 128, lr=4e-3, gamma=0.98, target_network_update_freq=600),
-        {"num_steps_sampled_before_learning_starts": 1000},
-        _replay(10_000),
-        _epsilon(24_000, 0.07),
-    ),
     1.2e5,
     -100.849,
+    _updates(16, 8, 128, lr=4e-3, gamma=0.98, target_network_update_freq=600),
+    _starts(1000),
+    _replay(10_000),
+    _epsilon(24_000, 0.07),
 )
-for _env, _return, _told in (
-    ("Acrobot-v1", -76.639, ()),
-    ("LunarLander-v3", 154.382, (_OLDER.format("v2"),)),
-):
-    _zoo(
-        "DQN",
-        _env,
-        _merged(
-            _dqn(4, 4, 128, lr=6.3e-4, target_network_update_freq=250),
-            {"num_steps_sampled_before_learning_starts": 128},
-            _replay(50_000),
-            _epsilon(12_000, 0.1),
-        ),
-        1e5,
-        _return,
-        "learning starts with the first whole minibatch",
-        *_told,
-    )
+_OFTEN = _updates(4, 4, 128, lr=6.3e-4, target_network_update_freq=250)
+_PARTS = (_OFTEN, _starts(128), _replay(50_000), _epsilon(12_000, 0.1))
+_WHOLE = "learning starts with the first whole minibatch"
+_dqn("Acrobot-v1", 1e5, -76.639, *_PARTS, notes=[_WHOLE])
+_dqn("LunarLander-v3", 1e5, 154.382, *_PARTS, notes=[_WHOLE, _OLDER.format("v2")])
 for _env, _return in (("Pong", 20.602), ("Breakout", 358.327)):
-    _zoo(
-        "DQN",
+    _dqn(
         f"envpool:{_env}-v5",
-        _merged(
-            _dqn(1, 2, 32, lr=1e-4, target_network_update_freq=1000),
-            {"num_envs_per_worker": 8, "training_intensity": 8.0},
-            {"num_steps_sampled_before_learning_starts": 100_000},
-            _replay(100_000),
-            _epsilon(1_000_000, 0.01),
-            _ATARI,
-            {"model": {**_NATURE}},
-        ),
         1e7,
         _return,
-        "8 environments step together, with two updates for 8 steps: as many as there",
-        _FIRST_LAYERS,
-        _LIVES,
+        _updates(1, 2, 32, lr=1e-4, target_network_update_freq=1000),
+        {"num_envs_per_worker": 8, "training_intensity": 8.0},
+        _starts(100_000),
+        _replay(100_000),
+        _epsilon(1_000_000, 0.01),
+        _ATARI,
+        {"model": _NATURE},
+        notes=[
+            "8 environments step together, with two updates for 8 steps: as many as there",
+            _FIRST_LAYERS,
+            _LIVES,
+        ],
     )
 
 _MINATAR = Tuned(
     _merged(
-        _dqn(1, 1, 32, lr=2.5e-4, target_network_update_freq=1000),
+        _DQN,
+        _updates(1, 1, 32, lr=2.5e-4, target_network_update_freq=1000),
         {
             "grad_clip": None,
             # Keras adds epsilon under the root: the square of the paper's 0.01
             "optimizer": {"type": "rmsprop", "rho": 0.95, "epsilon": 1e-4, "centered": True},
             "model": {"conv_filters": [[16, 3, 1]], "post_fcnet_hiddens": [128]},
-            "num_steps_sampled_before_learning_starts": 5000,
+            **_starts(5000),
         },
         _replay(100_000),
         _epsilon(100_000, 0.1),
@@ -456,7 +384,6 @@ for _game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
 
 # -- SAC, TD3 and DDPG ------------------------------------------------------------------------
 
-_CRITIC = {"fcnet_hiddens": [256, 256]}
 _SAC: Settings = {
     "td_error_loss_fn": "mse",
     "num_envs_per_worker": 1,
@@ -465,44 +392,43 @@ _SAC: Settings = {
     "gamma": 0.99,
     "tau": 0.005,
     "model": {"fcnet_hiddens": [256, 256]},
-    "q_model_config": _CRITIC,
+    "q_model_config": {"fcnet_hiddens": [256, 256]},
 }
-_WIDE = {
-    "model": {"fcnet_hiddens": [400, 300]},
-    "q_model_config": {"fcnet_hiddens": [400, 300]},
-}
-
-
-def _sac(starts: int, capacity: int = 1_000_000, **changes: Any) -> dict[str, Any]:
-    return _merged(_SAC, _starts(starts, _STOCHASTIC), _replay(capacity), changes)
-
-
-_zoo("SAC", "Pendulum-v1", _sac(100, lr=1e-3), 2e4, -156.995)
-_zoo(
-    "SAC",
-    "LunarLanderContinuous-v3",
-    _merged(_sac(10_000, tau=0.01), _lin(7.3e-4, 5e5), _WIDE),
-    5e5,
-    260.39,
-    _OLDER.format("v2"),
-)
-_zoo(
-    "SAC",
-    "BipedalWalker-v3",
-    _merged(_sac(10_000, 300_000, lr=7.3e-4, gamma=0.98, tau=0.02), _WIDE),
-    5e5,
-    297.668,
-    _NO_SDE,
-    "one update behind each step, not 64 behind 64 steps",
-)
+_sac = partial(_add, "SAC", _SAC)
+_WIDE = {"model": {"fcnet_hiddens": [400, 300]}, "q_model_config": {"fcnet_hiddens": [400, 300]}}
 _CONTROL = {
     "HalfCheetah": (9535.451, 9655.666),
     "Hopper": (2325.547, 3606.39),
     "Walker2d": (3863.203, 4717.823),
     "Ant": (4615.791, 5813.274),
 }
+
+
+def _from_noise(start: int, noise: Settings, capacity: int = 1_000_000) -> Settings:
+    """Returns when learning starts, what disturbs actions, and how many rows are kept."""
+    strategy = {"exploration_config": {**noise, "random_timesteps": start}}
+    return {**_starts(start), **strategy, **_replay(capacity)}
+
+
+_sac("Pendulum-v1", 2e4, -156.995, _from_noise(100, _STOCHASTIC), {"lr": 1e-3})
+_sac(
+    "LunarLanderContinuous-v3",
+    5e5,
+    260.39,
+    {**_from_noise(10_000, _STOCHASTIC), "tau": 0.01, **_lin(7.3e-4, 5e5), **_WIDE},
+    notes=[_OLDER.format("v2")],
+)
+_sac(
+    "BipedalWalker-v3",
+    5e5,
+    297.668,
+    _from_noise(10_000, _STOCHASTIC, 300_000),
+    {"lr": 7.3e-4, "gamma": 0.98, "tau": 0.02, **_WIDE},
+    notes=[_NO_SDE, "one update behind each step, not 64 behind 64 steps"],
+)
 for _env, (_return, _) in _CONTROL.items():
-    _zoo("SAC", _env + _MUJOCO, _sac(10_000), 1e6, _return, _OLDER.format("v3"))
+    _usual = _from_noise(10_000, _STOCHASTIC)
+    _sac(_env + _MUJOCO, 1e6, _return, _usual, notes=[_OLDER.format("v3")])
 
 _TD3: Settings = {
     "num_envs_per_worker": 1,
@@ -514,30 +440,18 @@ _TD3: Settings = {
     "critic_hiddens": [400, 300],
 }
 _DDPG = {**_TD3, "l2_reg": 0.0}
-
-
-def _deterministic(
-    base: Settings, starts: int, capacity: int, noise: Settings, **changes: Any
-) -> dict[str, Any]:
-    return _merged(base, _starts(starts, noise), _replay(capacity), changes)
-
-
 for _algo, _base, _returns in (
     ("TD3", _TD3, (-151.855, 207.451, 305.99, 93.483)),
     ("DDPG", _DDPG, (-152.099, 230.217, 197.486, 93.512)),
 ):
-    _short = _deterministic(_base, 10_000, 200_000, _NORMAL, gamma=0.98)
-    _zoo(_algo, "Pendulum-v1", _short, 2e4, _returns[0])
-    _zoo(_algo, "LunarLanderContinuous-v3", _short, 3e5, _returns[1], _OLDER.format("v2"))
-    _zoo(_algo, "BipedalWalker-v3", _short, 1e6, _returns[2])
-    _far = _deterministic(_base, 100, 1_000_000, _WANDERING)
-    _zoo(_algo, "MountainCarContinuous-v0", _far, 3e5, _returns[3])
+    _short = {**_from_noise(10_000, _NORMAL, 200_000), "gamma": 0.98}
+    _far = _from_noise(100, _WANDERING)
+    _of = partial(_add, _algo, _base)
+    _of("Pendulum-v1", 2e4, _returns[0], _short)
+    _of("LunarLanderContinuous-v3", 3e5, _returns[1], _short, notes=[_OLDER.format("v2")])
+    _of("BipedalWalker-v3", 1e6, _returns[2], _short)
+    _of("MountainCarContinuous-v0", 3e5, _returns[3], _far)
+_td3 = partial(_add, "TD3", _TD3)
 for _env, (_, _return) in _CONTROL.items():
-    _zoo(
-        "TD3",
-        _env + _MUJOCO,
-        _deterministic(_TD3, 10_000, 1_000_000, _NORMAL),
-        1e6,
-        _return,
-        _OLDER.format("v3"),
-    )
+    _usual = _from_noise(10_000, _NORMAL)
+    _td3(_env + _MUJOCO, 1e6, _return, _usual, notes=[_OLDER.format("v3")])

@@ -49,7 +49,13 @@ class ActionDistribution(WholeSpace):
         cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
     ) -> PortedDistribution:
         """Returns what a policy takes; see `WholeSpace`."""
-        return PortedDistribution(space, (cls,), settings, arguments)
+        return PortedDistribution(space, (cls,), settings, {**cls._arguments(space), **arguments})
+
+    @staticmethod
+    def _arguments(space: gym.Space) -> dict[str, Any]:
+        """Returns further arguments of the class for an action space."""
+        del space
+        return {}
 
     def sample(self) -> Any:
         """Returns actions, `[B, ...]`, nested as their space is; to be overridden."""
@@ -233,8 +239,7 @@ class PortedBatch:
     def _draw(self, noise: tf.Tensor) -> _Drawn:
         if self._drawn[0] is not noise:
             self._drawn = noise, self._drawn_from(noise)
-        found: _Drawn = self._drawn[1]
-        return found
+        return self._drawn[1]
 
     def _drawn_from(self, noise: tf.Tensor) -> _Drawn:
         """Returns samples; where noise is zero, what the class says without exploration."""

@@ -77,16 +77,17 @@ class TFModelFactory:
         return adapted(inner, observation_space, action_space, with_value=not remembered)
 
 
-def make_model_factory(given: Any) -> Any:
-    """Returns the factory of the models of a ported class; or what it was given, if it is none."""
-    is_tf_model = isinstance(given, type) and issubclass(given, TFModelV2)
-    return TFModelFactory(given) if is_tf_model or is_ported_class(given) else given
+def make_model_factory(custom_model: Any) -> Any:
+    """Returns the factory of the models of a ported class; or the argument, if it is another."""
+    is_tf_model = isinstance(custom_model, type) and issubclass(custom_model, TFModelV2)
+    is_ported = is_tf_model or is_ported_class(custom_model)
+    return TFModelFactory(custom_model) if is_ported else custom_model
 
 
-def wrap_model(made: Any, observation_space: gym.Space, action_space: gym.Space) -> Any:
-    """Returns the Keras model that runs a `TFModelV2`; or what it was given, if it is none."""
-    is_ported = isinstance(made, TFModelV2)
-    return adapted(made, observation_space, action_space) if is_ported else made
+def wrap_model(model: Any, observation_space: gym.Space, action_space: gym.Space) -> Any:
+    """Returns the Keras model that runs a `TFModelV2`; or the argument, if it is another."""
+    is_ported = isinstance(model, TFModelV2)
+    return adapted(model, observation_space, action_space) if is_ported else model
 
 
 def adapted(

@@ -11,14 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.compat.preprocessors import flat_space
-from tfpolicies.compat.tf_model import RecurrentNetwork
+from tfpolicies.compat.tf_model import Memory, Outputs, RecurrentNetwork
 from tfpolicies.models.catalog.attention import attention_core
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import memory_of
 from tfpolicies.models.catalog.layers import action_outputs, value_output
 from tfpolicies.models.settings import model_settings
-
-Memory = Sequence[np.ndarray]
 
 
 class GTrXLNet(RecurrentNetwork):
@@ -80,9 +78,7 @@ class GTrXLNet(RecurrentNetwork):
         self.num_outputs = attention_dim if num_outputs is None else num_outputs
         self._values: Any = None
 
-    def forward_rnn(
-        self, inputs: tf.Tensor, state: list[tf.Tensor], seq_lens: Any
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward_rnn(self, inputs: tf.Tensor, state: Memory, seq_lens: tf.Tensor) -> Outputs:
         named = {f"state_in_{i}": part for i, part in enumerate(state)}
         found = self.trxl_model({"obs": inputs, "seq_lens": seq_lens, **named})
         self._values = found.get("values")
@@ -114,7 +110,9 @@ def _attention_model(
     return keras.Model(inputs, outputs, name="trxl")
 
 
-def complete_memory(policy: Any, states: Memory) -> tuple[list[np.ndarray], Callable[..., Any]]:
+def complete_memory(
+    policy: Any, states: Sequence[np.ndarray]
+) -> tuple[list[np.ndarray], Callable[..., Any]]:
     """Returns a memory of attention that lacks its count, with it, and what shows the next one so.
 
     Ported code keeps the last outputs of each unit, `[B, steps, dim]`, zeros before an episode, and

@@ -16,13 +16,8 @@ from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 _STORED = (
-    "data_col",
-    "space",
-    "shift",
-    "index",
-    "batch_repeat_value",
-    "used_for_training",
-    "used_for_compute_actions",
+    *("data_col", "space", "shift", "index", "batch_repeat_value"),
+    *("used_for_training", "used_for_compute_actions"),
 )
 
 

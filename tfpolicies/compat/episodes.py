@@ -69,12 +69,8 @@ def last_extra_action_outs_for(
 EPISODE_METHODS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        prev_action_for,
-        prev_reward_for,
-        last_terminated_for,
-        last_truncated_for,
-        rnn_state_for,
-        last_extra_action_outs_for,
+        *(prev_action_for, prev_reward_for, last_terminated_for, last_truncated_for),
+        *(rnn_state_for, last_extra_action_outs_for),
     )
 }
 """The methods that ported code finds on episodes."""

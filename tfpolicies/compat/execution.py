@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from tfpolicies.algorithms.train_batches import sample_steps
 from tfpolicies.batch.postprocessing import discount_cumsum
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
@@ -48,15 +49,8 @@ def synchronous_parallel_sample(
             "Give either max_agent_steps or max_env_steps to synchronous_parallel_sample, not "
             f"both: they are {max_agent_steps} and {max_env_steps}."
         )
-    batches: list[SampleBatch | MultiAgentBatch] = []
-    agent_steps = env_steps = 0
-    while True:
-        found = [batch.decompress_if_needed() for batch in worker_set.sample()]
-        batches += found
-        agent_steps += sum(batch.agent_steps() for batch in found)
-        env_steps += sum(batch.env_steps() for batch in found)
-        if agent_steps >= (max_agent_steps or 0) and env_steps >= (max_env_steps or 0):
-            return concat_samples(batches) if concat else batches
+    batches = sample_steps(worker_set.sample, max_env_steps or 0, max_agent_steps or 0)
+    return concat_samples(batches) if concat else batches
 
 
 def train_one_step(
@@ -91,16 +85,13 @@ def train_one_step(
             )
         trained = worker.policies.trains(policy_id, train_batch)
         if trained if policies_to_train is None else policy_id in policies_to_train:
-            results[policy_id] = _trained(policy, batch)
+            epochs, size = (policy.config.get(x) for x in ("num_sgd_iter", "sgd_minibatch_size"))
+            if epochs and size:
+                results[policy_id] = policy.driver.learning.train(batch, epochs, size)
+            else:
+                results[policy_id] = policy.learn_on_batch(batch)
     return results
 
 
 multi_gpu_train_one_step = train_one_step
 """Whichever device learns, the batch is moved to it once."""
-
-
-def _trained(policy: Any, batch: SampleBatch) -> dict[str, Any]:
-    epochs, size = (policy.config.get(name) for name in ("num_sgd_iter", "sgd_minibatch_size"))
-    if epochs and size:
-        return policy.driver.learning.train(batch, epochs, size)
-    return policy.learn_on_batch(batch)

@@ -11,6 +11,7 @@ from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat import attributes
 from tfpolicies.compat.adapter import make_model_factory, wrap_model
 from tfpolicies.compat.attention import complete_memory
 from tfpolicies.compat.batches import (
@@ -19,14 +20,10 @@ from tfpolicies.compat.batches import (
     view_as_dict,
     view_from_dict,
 )
-from tfpolicies.compat.configs import CONFIG_ATTRIBUTES
 from tfpolicies.compat.episodes import EPISODE_METHODS
 from tfpolicies.compat.filters import FILTER_ATTRIBUTES
 from tfpolicies.compat.flat_rows import flat_observation_view
 from tfpolicies.compat.keras_model import prepare_model
-from tfpolicies.compat.methods import as_method
-from tfpolicies.compat.runs import ALGORITHM_ATTRIBUTES
-from tfpolicies.compat.workers import WORKER_ATTRIBUTES, WORKER_SET_ATTRIBUTES
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.extensions import Extension
@@ -81,18 +78,13 @@ def _get_context(view: Any) -> dict[str, Any]:
     return vars(view._context)
 
 
-def _get_values(view: Any) -> Any:
-    """Returns the values of the minibatch on a traced view."""
-    return _get_context(view)["model"].value_function()
-
-
 _EPISODE: dict[str, Callable[[Any], Any]] = {
     "batch_builder": _refuse_rows,
     "env_id": lambda episode: episode.env_index,
     "policy_map": lambda episode: episode.worker.policy_map,
     "policy_mapping_fn": lambda episode: episode.worker.policy_mapping_fn,
     "started": lambda episode: episode.length > 0,
-    **{name: as_method(function) for name, function in EPISODE_METHODS.items()},
+    **{name: attributes.as_method(function) for name, function in EPISODE_METHODS.items()},
 }
 
 _STATISTICS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -118,35 +110,31 @@ class RLlibExtension(Extension):
         PPOTFPolicy: {
             "entropy_coeff": lambda policy: policy._in_force("entropy_coeff"),
             "kl_coeff": lambda policy: policy._in_force("kl_coeff"),
-            _VALUES: _get_values,
+            _VALUES: lambda view: _get_context(view)["model"].value_function(),  # of the minibatch
             **_STATISTICS[PPOTFPolicy],
         },
-        AlgorithmConfig: CONFIG_ATTRIBUTES,
-        Algorithm: ALGORITHM_ATTRIBUTES,
-        WorkerSet: WORKER_SET_ATTRIBUTES,
-        RolloutWorker: WORKER_ATTRIBUTES,
+        AlgorithmConfig: attributes.CONFIG_ATTRIBUTES,
+        Algorithm: attributes.ALGORITHM_ATTRIBUTES,
+        WorkerSet: attributes.WORKER_SET_ATTRIBUTES,
+        RolloutWorker: attributes.WORKER_ATTRIBUTES,
         ModelView: {"from_batch": lambda model: model},
         Episode: _EPISODE,
         MultiAgentEpisode: {"policy_mapping_fn": lambda episode: episode.mapping_fn},
         SampleBatch: {
             "policy_batches": policy_batches,
-            "get_single_step_input_dict": as_method(single_step_input),
+            "get_single_step_input_dict": attributes.as_method(single_step_input),
         },
-        ViewRequirement: {"to_dict": as_method(view_as_dict)},
+        ViewRequirement: {"to_dict": attributes.as_method(view_as_dict)},
     }
     class_attributes = {
         PolicyKind: dict.fromkeys(("as_eager", "with_tracing"), lambda cls: lambda: cls),
         ViewRequirement: {"from_dict": lambda cls: view_from_dict},
     }
 
-    def make_model_factory(self, custom_model: Any) -> Any:
-        return make_model_factory(custom_model)
-
-    def wrap_model(self, model: Any, observation_space: Any, action_space: Any) -> Any:
-        return wrap_model(model, observation_space, action_space)
-
-    def prepare_model(self, policy: Any, model: Any) -> None:
-        prepare_model(policy, model)
+    make_model_factory = staticmethod(make_model_factory)
+    wrap_model = staticmethod(wrap_model)
+    prepare_model = staticmethod(prepare_model)
+    edit_batch = staticmethod(flat_observation_view)
 
     def complete_memory(
         self, policy: Any, states: Any
@@ -165,6 +153,3 @@ class RLlibExtension(Extension):
             limit = view.config["vf_clip_param"]
             result |= value_statistics(attributes[_VALUES], targets, mask, limit)
         return result
-
-    def edit_batch(self, batch: Any, space: Any) -> contextlib.AbstractContextManager[None]:
-        return flat_observation_view(batch, space)

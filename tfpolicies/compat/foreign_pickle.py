@@ -57,7 +57,7 @@ def read_pickle(path: str | os.PathLike[str]) -> Any:
                 if size_of(file) > _LARGEST:
                     raise _refusal(path, f"it has {size_of(file)} bytes, more than {_LARGEST}")
                 _run(path, file, folder)
-            return _Answer(folder).value()
+            return _read_answer(folder)
         except OSError as error:
             raise _refusal(path, str(error)) from error
 
@@ -86,34 +86,25 @@ def _refusal(path: Any, why: str) -> CheckpointError:
     )
 
 
-class _Answer:
-    """What the reader wrote.
+def _read_answer(folder: str) -> Any:
+    """Returns the values that the reader wrote into a folder."""
+    with np.load(Path(folder, "arrays.npz"), allow_pickle=False) as loaded:
+        arrays: dict[str, np.ndarray] = dict(loaded)
 
-    Args:
-        folder: where.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._json = json.loads(read_regular(Path(folder, "data.json")))
-        with np.load(Path(folder, "arrays.npz"), allow_pickle=False) as arrays:
-            self._arrays: dict[str, np.ndarray] = dict(arrays)
-
-    def value(self) -> Any:
-        """Returns it as values."""
-        return self._decoded(self._json)
-
-    def _decoded(self, record: Any) -> Any:
+    def decode(record: Any) -> Any:
         if isinstance(record, list):
-            return [self._decoded(each) for each in record]
+            return [decode(each) for each in record]
         if not isinstance(record, dict):
             return record
         ((kind, content),) = record.items()
         if kind == "array":
-            return self._arrays[content]
+            return arrays[content]
         if kind == "bytes":
             return bytes(0)  # nobody asks for them
         if kind == "dict":
-            return {self._decoded(key): self._decoded(value) for key, value in content}
+            return {decode(key): decode(value) for key, value in content}
         if kind == "named":
-            return Named(content[0], *map(self._decoded, content[1:]))
-        return tuple(map(self._decoded, content))
+            return Named(content[0], *map(decode, content[1:]))
+        return tuple(map(decode, content))
+
+    return decode(json.loads(read_regular(Path(folder, "data.json"))))

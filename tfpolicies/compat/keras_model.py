@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import gymnasium as gym
 import keras
 import numpy as np
 import tensorflow as tf
@@ -15,7 +14,7 @@ import tensorflow as tf
 from tfpolicies.batch.layout import STATE_IN
 from tfpolicies.batch.view_defaults import with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat.tf_model import TFModelV2, acting
+from tfpolicies.compat.tf_model import Columns, Memory, Outputs, TFModelV2, acting
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.actor_critic import value_of
 from tfpolicies.models.adapted import AdaptedModel
@@ -39,30 +38,19 @@ class KerasAsTFModel(TFModelV2):
 
     Args:
         kind: the class of the Keras model.
-        obs_space: as `TFModelV2` has it, as the other arguments.
-        action_space: likewise.
-        num_outputs: likewise.
-        model_config: likewise.
-        name: likewise.
+        *arguments: those of a `TFModelV2`.
         **custom_model_config: for `kind`.
     """
 
     def __init__(
-        self,
-        kind: type[keras.Model],
-        obs_space: gym.Space,
-        action_space: gym.Space,
-        num_outputs: int,
-        model_config: Mapping[str, Any],
-        name: str,
-        **custom_model_config: Any,
+        self, kind: type[keras.Model], *arguments: Any, **custom_model_config: Any
     ) -> None:
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        super().__init__(*arguments)
         self.base_model = kind(
-            input_space=obs_space,
-            action_space=action_space,
-            num_outputs=num_outputs,
-            name=name,
+            input_space=self.obs_space,
+            action_space=self.action_space,
+            num_outputs=self.num_outputs,
+            name=self.name,
             **custom_model_config,
         )
         self.view_requirements.update(declared(self.base_model))
@@ -84,9 +72,7 @@ class KerasAsTFModel(TFModelV2):
         """Whether the last call gave values."""
         return self._values is not None
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         given = {name: x for name, x in input_dict.items() if name != "is_training"}
         given |= {f"{STATE_IN}{i}": x for i, x in enumerate(state)}
         if seq_lens is not None:

@@ -36,18 +36,20 @@ class DynamicTFPolicyV2(EagerTFPolicyV2):
     runtime = "session"
 
 
+def _do_nothing(mixin: object, *arguments: Any, **named: Any) -> None:
+    """Does nothing; the constructors of mixins."""
+
+
 class LearningRateSchedule:
     """Says nothing new: `lr_schedule` is a setting, and `cur_lr` of every policy is in force."""
 
-    def __init__(self, lr: Any = None, lr_schedule: Any = None) -> None:
-        del lr, lr_schedule
+    __init__ = _do_nothing
 
 
 class EntropyCoeffSchedule:
     """Gives a policy whose hyper-parameters have `entropy_coeff` that as an attribute."""
 
-    def __init__(self, entropy_coeff: Any = None, entropy_coeff_schedule: Any = None) -> None:
-        del entropy_coeff, entropy_coeff_schedule
+    __init__ = _do_nothing
 
     @property
     def entropy_coeff(self: Any) -> Any:
@@ -58,8 +60,7 @@ class EntropyCoeffSchedule:
 class KLCoeffMixin:
     """Gives a policy whose hyper-parameters have `kl_coeff` that as an attribute."""
 
-    def __init__(self, config: Any = None) -> None:
-        del config
+    __init__ = _do_nothing
 
     @property
     def kl_coeff(self: Any) -> Any:
@@ -70,8 +71,7 @@ class KLCoeffMixin:
 class ValueNetworkMixin:
     """Says nothing new: `compute_gae_for_sample_batch` asks the model for values itself."""
 
-    def __init__(self, config: Any = None) -> None:
-        del config
+    __init__ = _do_nothing
 
 
 def compute_gae_for_sample_batch(

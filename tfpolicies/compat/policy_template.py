@@ -89,8 +89,6 @@ def build_tf_policy(
         members["postprocess_trajectory"] = _postprocessing(postprocess_fn)
     if optimizer_fn is not None:
         members["optimizer"] = lambda self: optimizer_fn(self, self.config)
-    if extra_action_out_fn is not None:
-        members["extra_action_out_fn"] = _method("extra_action_out_fn", extra_action_out_fn)
     if make_model is not None:
         members["make_model"] = _model_maker(make_model)
     members["__init__"] = _constructor(before_init, before_loss_init, after_init)
@@ -108,8 +106,8 @@ def build_tf_policy(
 
 _DIRECT = (
     *("stats_fn", "grad_stats_fn", "compute_gradients_fn", "apply_gradients_fn"),
-    *("extra_learn_fetches_fn", "validate_spaces", "action_sampler_fn"),
-    *("action_distribution_fn", "get_batch_divisibility_req"),
+    *("extra_action_out_fn", "extra_learn_fetches_fn", "validate_spaces"),
+    *("action_sampler_fn", "action_distribution_fn", "get_batch_divisibility_req"),
 )
 """The functions that are methods under their own names."""
 

@@ -6,7 +6,6 @@ preprocessors make of them.
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import batch_leaves, flat_size, leaves
 
 
-class Preprocessor(abc.ABC):
+class Preprocessor:
     """Makes arrays of observations; `get_preprocessor` finds the class for a space.
 
     Args:
@@ -68,23 +67,17 @@ class Preprocessor(abc.ABC):
         """
         return self._encoded(batch_leaves(self._leaves, observations, "observations"))
 
-    @abc.abstractmethod
     def _told(self, space: gym.Space) -> gym.Space:
         """Returns the space of what `_encoded` returns."""
+        return space
 
-    @abc.abstractmethod
     def _encoded(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the leaves `[N, ...]` of observations as `[N, *shape]`."""
+        return arrays[0]
 
 
 class NoPreprocessor(Preprocessor):
     """Leaves observations as they are."""
-
-    def _told(self, space: gym.Space) -> gym.Space:
-        return space
-
-    def _encoded(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        return arrays[0]
 
 
 class GenericPixelPreprocessor(NoPreprocessor):

@@ -32,6 +32,14 @@ from tfpolicies.rules import count
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 
 _ALL_POLICIES = "__all__"
+_COUNTERS = {
+    "added_count": "_num_timesteps_added",
+    "added_count_wrapped": "_num_timesteps_added_wrap",
+    "eviction_started": "_eviction_started",
+    "sampled_count": "_num_timesteps_sampled",
+    "est_size_bytes": "_est_size_bytes",
+}
+"""By the name in statistics and states, the attribute that counts."""
 
 
 class StorageUnit(Enum):
@@ -131,14 +139,8 @@ class ReplayBuffer:
             debug: accepted and unused.
         """
         del debug
-        return {
-            "added_count": self._num_timesteps_added,
-            "added_count_wrapped": self._num_timesteps_added_wrap,
-            "eviction_started": self._eviction_started,
-            "sampled_count": self._num_timesteps_sampled,
-            "est_size_bytes": self._est_size_bytes,
-            "num_entries": len(self),
-        }
+        counters = {name: getattr(self, attribute) for name, attribute in _COUNTERS.items()}
+        return {**counters, "num_entries": len(self)}
 
     def get_state(self) -> dict[str, Any]:
         """Returns items, which are shared and never change, counters and the generator."""
@@ -155,19 +157,15 @@ class ReplayBuffer:
             raise CheckpointError(f"The state of a {type(self).__name__} lacks {missing}.")
         self._rng = decode_generator(state["rng"])
         self._storage, self._next_idx = [*state["_storage"]], state["_next_idx"]
-        self._num_timesteps_added = state["added_count"]
-        self._num_timesteps_added_wrap = state["added_count_wrapped"]
-        self._eviction_started = state["eviction_started"]
-        self._num_timesteps_sampled = state["sampled_count"]
-        self._est_size_bytes = state["est_size_bytes"]
+        for name, attribute in _COUNTERS.items():
+            setattr(self, attribute, state[name])
 
     def _items(self, batch: Any) -> Sequence[Any]:
         """Returns the items of a batch."""
         if self.storage_unit is StorageUnit.FRAGMENTS:
             return [batch]
         if self.storage_unit is StorageUnit.TIMESTEPS:
-            pieces: list[Any] = batch.timeslices(1)
-            return pieces
+            return batch.timeslices(1)
         if self.storage_unit is StorageUnit.SEQUENCES:
             return _sequences(batch)
         return [episode for episode in batch.split_by_episode() if _is_whole(episode)]
@@ -412,8 +410,7 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         if self.replay_mode is ReplayMode.LOCKSTEP:
             if policy_id is not None:
                 raise UsageError("In 'lockstep' all policies are drawn: leave policy_id out.")
-            found: MultiAgentBatch = buffers[_ALL_POLICIES].sample(num_items, **given)
-            return found
+            return buffers[_ALL_POLICIES].sample(num_items, **given)
         chosen = [*buffers] if policy_id is None else [policy_id]
         if unknown := [name for name in chosen if name not in buffers]:
             raise UnknownPolicyError(
@@ -586,12 +583,11 @@ def _class_of(kind: Any) -> type[Any]:
     Raises:
         UsageError: for a name of none.
     """
-    if isinstance(kind, type):
-        return kind
     kinds = (ReplayBuffer, PrioritizedReplayBuffer, ReservoirReplayBuffer)
     known = {each.__name__: each for each in kinds}
-    if str(kind).rpartition(".")[2] not in known:
+    found = kind if isinstance(kind, type) else known.get(str(kind).rpartition(".")[2])
+    if found is None:
         raise UsageError(
             f"underlying_buffer_config['type'] must be a class or one of {[*known]}, got {kind!r}."
         )
-    return known[str(kind).rpartition(".")[2]]
+    return found

@@ -173,7 +173,9 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
     if post and not (shared or wrapped):
         raise unsupported("a VisionNetwork with post_fcnet_hiddens whose value shares no layers")
     convolutions = [f"conv{i + 1}" for i in range(len(filters))]
-    behind = _behind_convolutions(len(post), wrapped)
+    # of the dense layers of the actor some are convolutions of one pixel
+    first = not wrapped
+    behind = ["conv_out"] * first + [f"post_fcnet_{i + first}" for i in range(len(post))]
     actor: Path = [*convolutions, *[None] * wrapped, *behind]
     value: Path = [None] * (not wrapped) + ["value_out"]
     if not shared:
@@ -190,15 +192,8 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
         "post_fcnet_hiddens": post,
         "no_final_linear": False,
     }
-    first = {"conv1", "conv_value_1"} if is_image(seen) else ()
-    return Network(settings, _keras_order(actor, value), ours, frozenset(first))
-
-
-def _behind_convolutions(posts: int, wrapped: bool) -> list[str]:
-    """Returns the names of the dense layers of the actor: some are convolutions of one pixel."""
-    if wrapped:
-        return [f"post_fcnet_{i}" for i in range(posts)]
-    return ["conv_out", *(f"post_fcnet_{i + 1}" for i in range(posts))]
+    scaled = {"conv1", "conv_value_1"} if is_image(seen) else ()
+    return Network(settings, _keras_order(actor, value), ours, frozenset(scaled))
 
 
 # -- memory ---------------------------------------------------------------------------------------

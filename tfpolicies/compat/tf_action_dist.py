@@ -26,6 +26,18 @@ from tfpolicies.models.spaces import cell_sizes, leaves, nest, pick
 _TINY = 1e-7
 
 
+def _count_choices(action_space: gym.Space, model_config: object) -> int:
+    return sum(cell_sizes(action_space))
+
+
+def _count_numbers(action_space: gym.Space, model_config: object) -> int:
+    return math.prod(action_space.shape or ())
+
+
+def _count_two_each(action_space: gym.Space, model_config: object) -> int:
+    return 2 * _count_numbers(action_space, model_config)
+
+
 class TFActionDistribution(ActionDistribution):
     """A distribution that samples once: `sample` gives the same actions whenever it is asked.
 
@@ -114,9 +126,7 @@ class Categorical(TransformedNoise):
     def logp(self, x: Any) -> tf.Tensor:
         return super().logp(tf.reshape(x, [-1]))
 
-    @staticmethod
-    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
-        return int(action_space.n)
+    required_model_output_shape = staticmethod(_count_choices)
 
 
 def get_categorical_class_with_temperature(t: float) -> type[Categorical]:
@@ -142,11 +152,9 @@ class MultiCategorical(TransformedNoise):
         self.action_space = space
         self.input_lens = [int(n) for n in input_lens]
 
-    @classmethod
-    def over(
-        cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
-    ) -> PortedDistribution:
-        return super().over(space, settings, **{**_cells(space), **arguments})
+    @staticmethod
+    def _arguments(space: gym.Space) -> dict[str, Any]:
+        return _cells(space)
 
     @functools.cached_property
     def cats(self) -> list[Categorical]:
@@ -172,9 +180,7 @@ class MultiCategorical(TransformedNoise):
         pairs = zip(self.cats, other.cats, strict=True)
         return tf.stack([cat.kl(its) for cat, its in pairs], axis=1)
 
-    @staticmethod
-    def required_model_output_shape(action_space: gym.Space, model_config: Any) -> int:
-        return sum(cell_sizes(action_space))
+    required_model_output_shape = staticmethod(_count_choices)
 
 
 class DiagGaussian(TransformedNoise):
@@ -197,9 +203,7 @@ class DiagGaussian(TransformedNoise):
         self.mean, self.log_std = tf.split(self.inputs, 2, axis=-1)
         self.std = tf.exp(self.log_std)
 
-    @staticmethod
-    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
-        return 2 * math.prod(action_space.shape)
+    required_model_output_shape = staticmethod(_count_two_each)
 
 
 class Deterministic(TransformedNoise):
@@ -209,9 +213,7 @@ class Deterministic(TransformedNoise):
         space = _line(inputs, parts=1)
         super().__init__(inputs, model, kind=own.Deterministic, space=space)
 
-    @staticmethod
-    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
-        return math.prod(action_space.shape)
+    required_model_output_shape = staticmethod(_count_numbers)
 
 
 class _Range:
@@ -242,7 +244,7 @@ class _Range:
         return (tf.cast(x, tf.float32) - self._low) / self._scale + self._first
 
 
-class SquashedGaussian(TFActionDistribution):
+class SquashedGaussian(TransformedNoise):
     """Normals put through tanh, moved to [low, high]; there is no entropy nor KL in closed form.
 
     Args:
@@ -255,30 +257,20 @@ class SquashedGaussian(TFActionDistribution):
         ConfigError: if `low` is not less than `high`.
     """
 
+    required_model_output_shape = staticmethod(_count_two_each)
+
     def __init__(self, inputs: Any, model: Any = None, low: Any = -1.0, high: Any = 1.0) -> None:
-        super().__init__(_rows(inputs), model)
+        super().__init__(inputs, model, kind=own.SquashedGaussian, space=_line(inputs))
         self.low, self.high, self._range = low, high, _Range(-1.0, 1.0, low, high)
-        self._own = own.SquashedGaussian(self.inputs, _line(inputs))
 
     def _build_sample_op(self) -> tf.Tensor:
-        noise = noise_like(self.inputs, "normal", self.inputs.shape[-1] // 2)
-        return self._range.moved(self._own.sample(noise))
+        return self._range.moved(super()._build_sample_op())
 
     def deterministic_sample(self) -> tf.Tensor:
-        return self._range.moved(self._own.deterministic_sample())
+        return self._range.moved(super().deterministic_sample())
 
     def logp(self, x: Any) -> tf.Tensor:
-        return tf.maximum(self._own.logp(self._range.moved_back(x)), IMPOSSIBLE_LOG_PROB)
-
-    def entropy(self) -> tf.Tensor:
-        return self._own.entropy()
-
-    def kl(self, other: Any) -> tf.Tensor:
-        return self._own.kl(other._own)
-
-    @staticmethod
-    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
-        return 2 * math.prod(action_space.shape)
+        return tf.maximum(super().logp(self._range.moved_back(x)), IMPOSSIBLE_LOG_PROB)
 
 
 class GumbelSoftmax(TFActionDistribution):
@@ -312,9 +304,7 @@ class GumbelSoftmax(TFActionDistribution):
             x = tf.one_hot(tf.cast(x, tf.int32), self.inputs.shape[-1])
         return tf.reduce_sum(x * tf.nn.log_softmax(self.inputs), axis=-1)
 
-    @staticmethod
-    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
-        return int(action_space.n)
+    required_model_output_shape = staticmethod(_count_choices)
 
 
 class _Concentrated(TFActionDistribution):
@@ -382,9 +372,7 @@ class Beta(_Concentrated):
         share = tf.clip_by_value(self._range.moved_back(x), _TINY, 1.0 - _TINY)
         return self._log_density(tf.stack([share, 1.0 - share], axis=-1))
 
-    @staticmethod
-    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
-        return 2 * math.prod(action_space.shape)
+    required_model_output_shape = staticmethod(_count_two_each)
 
 
 class Dirichlet(_Concentrated):
@@ -408,9 +396,7 @@ class Dirichlet(_Concentrated):
         shares = tf.maximum(tf.cast(x, tf.float32), _TINY)
         return self._log_density(shares / tf.reduce_sum(shares, axis=-1, keepdims=True))
 
-    @staticmethod
-    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
-        return math.prod(action_space.shape)
+    required_model_output_shape = staticmethod(_count_numbers)
 
 
 class MultiActionDistribution(TFActionDistribution):
@@ -446,11 +432,9 @@ class MultiActionDistribution(TFActionDistribution):
         )
         self.flat_child_distributions = [kind(part, model, **kwargs) for kind, part in pairs]
 
-    @classmethod
-    def over(
-        cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
-    ) -> PortedDistribution:
-        return super().over(space, settings, **{**_children(space), **arguments})
+    @staticmethod
+    def _arguments(space: gym.Space) -> dict[str, Any]:
+        return _children(space)
 
     def _build_sample_op(self) -> Any:
         return nest(self.action_space, [child.sample() for child in self.flat_child_distributions])

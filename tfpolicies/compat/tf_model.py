@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +20,13 @@ from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import flat_size, leaves, nest
+
+Columns = dict[str, Any]
+"""What `forward` is given, by name."""
+
+Memory = list[tf.Tensor]
+Outputs = tuple[tf.Tensor, Memory]
+"""What `forward` returns."""
 
 
 class InputDict(dict[str, Any]):
@@ -86,7 +92,7 @@ class TFModelV2:
         input_dict: Mapping[str, Any],
         state: Sequence[tf.Tensor] | None = None,
         seq_lens: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    ) -> Outputs:
         """Returns what `forward` does, with `obs_flat` added to its inputs.
 
         Args:
@@ -111,9 +117,7 @@ class TFModelV2:
         self._last_output = outputs
         return outputs, list(after) or list(state or [])
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         """Returns `(outputs [N, num_outputs], state after [S, ...])`; to be overridden.
 
         Args:
@@ -219,16 +223,12 @@ ModelV2 = TFModelV2
 class RecurrentNetwork(TFModelV2):
     """A model with a memory that says in `forward_rnn` what it does with sequences."""
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         sequences = add_time_dimension(input_dict["obs_flat"], seq_lens=seq_lens)
         outputs, after = self.forward_rnn(sequences, state, seq_lens)
         return tf.reshape(outputs, [-1, outputs.shape[-1]]), after
 
-    def forward_rnn(
-        self, inputs: tf.Tensor, state: list[tf.Tensor], seq_lens: Any
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward_rnn(self, inputs: tf.Tensor, state: Memory, seq_lens: tf.Tensor) -> Outputs:
         """Returns `(outputs [S, T, num_outputs], state after)`; to be overridden.
 
         Steps behind a sequence's true length must leave the state as it is: mask them.
@@ -244,7 +244,7 @@ class RecurrentNetwork(TFModelV2):
         )
 
 
-class _CatalogNetwork(TFModelV2, abc.ABC):
+class _CatalogNetwork(TFModelV2):
     """A model of the catalog with a value, which sees what `_seen` makes of the inputs."""
 
     def __init__(
@@ -260,17 +260,15 @@ class _CatalogNetwork(TFModelV2, abc.ABC):
         self.base_model, self.num_outputs = _catalog_model(space, num_outputs, model_config)
         self._value: Any = None
 
-    @abc.abstractmethod
     def _seen_space(self, obs_space: gym.Space) -> gym.Space:
         """Returns the space of what the model of the catalog sees."""
+        return flat_space(obs_space)
 
-    @abc.abstractmethod
-    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
+    def _seen(self, input_dict: Columns) -> tf.Tensor:
         """Returns what it sees, float32 `[N, ...]`."""
+        return input_dict["obs_flat"]
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         outputs, self._value = self.base_model(self._seen(input_dict))
         return outputs, state
 
@@ -289,12 +287,6 @@ class FullyConnectedNetwork(_CatalogNetwork):
             layer for the output and one for the value: no hidden layers, no activation.
         name: a name.
     """
-
-    def _seen_space(self, obs_space: gym.Space) -> gym.Space:
-        return flat_space(obs_space)
-
-    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
-        return input_dict["obs_flat"]
 
 
 class VisionNetwork(_CatalogNetwork):

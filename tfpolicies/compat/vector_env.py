@@ -15,6 +15,10 @@ from tfpolicies.errors import EnvError
 
 logger = logging.getLogger("tfpolicies")
 
+Info = dict[str, Any]
+Steps = tuple[list[Any], list[float], list[bool], list[bool], list[Info]]
+"""Observations, rewards, whether episodes terminated, whether they were truncated, infos."""
+
 
 class VectorEnv(SteppedTogether):
     """N environments behind one step, made of a few methods.
@@ -79,8 +83,8 @@ class VectorEnv(SteppedTogether):
         )
 
     def vector_reset(
-        self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
-    ) -> tuple[list[Any], list[dict[str, Any]]]:
+        self, *, seeds: list[int] | None = None, options: list[Info] | None = None
+    ) -> tuple[list[Any], list[Info]]:
         """Starts new episodes everywhere; returns N observations and N infos.
 
         Args:
@@ -90,12 +94,8 @@ class VectorEnv(SteppedTogether):
         raise unset(self, "vector_reset(self, *, seeds=None, options=None)")
 
     def reset_at(
-        self,
-        index: int | None = None,
-        *,
-        seed: int | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
+        self, index: int | None = None, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[Any, Info]:
         """Starts a new episode of one environment; returns its observation and info.
 
         The observation is an exception if that broke it, and it was made anew.
@@ -106,9 +106,7 @@ class VectorEnv(SteppedTogether):
         """Makes one environment anew, which `reset_at` is then called for."""
         raise unset(self, "restart_at(self, index)")
 
-    def vector_step(
-        self, actions: list[Any]
-    ) -> tuple[list[Any], list[float], list[bool], list[bool], list[dict[str, Any]]]:
+    def vector_step(self, actions: list[Any]) -> Steps:
         """Steps all environments.
 
         Args:
@@ -162,20 +160,16 @@ class _PlainVectorEnv(VectorEnv):
         self.make_env = make_env
 
     def vector_reset(
-        self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
-    ) -> tuple[list[Any], list[dict[str, Any]]]:
+        self, *, seeds: list[int] | None = None, options: list[Info] | None = None
+    ) -> tuple[list[Any], list[Info]]:
         nothing: list[Any] = [None] * self.num_envs
         given = zip(seeds or nothing, options or nothing, strict=True)
         found = [self.reset_at(i, seed=seed, options=o) for i, (seed, o) in enumerate(given)]
         return [obs for obs, _ in found], [info for _, info in found]
 
     def reset_at(
-        self,
-        index: int | None = None,
-        *,
-        seed: int | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
+        self, index: int | None = None, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[Any, Info]:
         try:
             return self.envs[index or 0].reset(seed=seed, options=options)
         except Exception as error:
@@ -190,14 +184,12 @@ class _PlainVectorEnv(VectorEnv):
             logger.warning("Environment %d broke in close(): %r", index or 0, error)
         self.envs[index or 0] = self.make_env(index or 0)
 
-    def vector_step(
-        self, actions: list[Any]
-    ) -> tuple[list[Any], list[float], list[bool], list[bool], list[dict[str, Any]]]:
+    def vector_step(self, actions: list[Any]) -> Steps:
         found = [self._step_at(index, action) for index, action in enumerate(actions)]
         obs, rewards, terminateds, truncateds, infos = map(list, zip(*found, strict=True))
         return obs, rewards, terminateds, truncateds, infos
 
-    def _step_at(self, index: int, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def _step_at(self, index: int, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         try:
             return self.envs[index].step(action)
         except Exception as error:

@@ -50,9 +50,9 @@ class HostedWorker:
         self._worker.flushes_filters = False
         return describe(self._worker)
 
-    def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Returns `func(worker, *args, **kwargs)`."""
-        return func(self._worker, *args, **kwargs)
+    def call(self, func: Callable[..., Any], *args: object) -> Any:
+        """Returns `func(worker, *args)`."""
+        return func(self._worker, *args)
 
     @ray.method(concurrency_group="health")
     def trouble(self) -> str | None:

@@ -12,6 +12,7 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.connectors import OwnFilter
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
 from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition
@@ -98,7 +99,7 @@ def _filters(worker: RolloutWorker) -> Changes:
     return {pid: own for pid, own in found if own}
 
 
-def own_filter_of(policy: Any) -> dict[str, OwnFilter]:
+def own_filter_of(policy: Policy) -> dict[str, OwnFilter]:
     """Returns the filter that the user wrote, among the connectors of a policy, if there is one."""
     found = [each for each in policy.agent_connectors or () if isinstance(each, OwnFilter)]
     return {"own_filter": found[0]} if found else {}
@@ -211,12 +212,7 @@ def take_news(worker: RolloutWorker, news: News) -> None:
         worker.set_global_vars(news.global_vars)
 
 
-def set_mapping_and_trainable(worker: RolloutWorker, roles: MappingAndTrainable) -> None:
-    """Sets in a worker which policy acts for which agent, and which are trained."""
-    worker.policies.assign(roles)
-
-
-def acting_state(policy: Any) -> dict[str, Any]:
+def acting_state(policy: Policy) -> dict[str, Any]:
     """Returns the state of a policy without what only learning needs."""
     return {name: x for name, x in policy.get_state().items() if name not in _FOR_LEARNING}
 

@@ -29,7 +29,7 @@ def require_sendable(arguments: Mapping[str, Any]) -> None:
             ) from error
 
 
-def fetched(reference: Any) -> tuple[Any, BaseException | None]:
+def fetched(reference: ray.ObjectRef) -> tuple[Any, BaseException | None]:
     """Returns (answer, None), or (None, error)."""
     try:
         return ray.get(reference), None

@@ -210,7 +210,7 @@ class RayWorkers:
     def call(
         self,
         func: Callable[..., Any],
-        *args: Any,
+        *args: object,
         indices: Collection[int] | None = None,
         timeout: float | None = None,
     ) -> dict[int, Any]:
@@ -250,7 +250,7 @@ class RayWorkers:
         }
 
     def send(
-        self, func: Callable[..., Any], *args: Any, indices: Collection[int] | None = None
+        self, func: Callable[..., Any], *args: object, indices: Collection[int] | None = None
     ) -> None:
         """Calls `func(worker, *args)` in the healthy workers, before all that is asked later."""
         for reference, remote in self._asked(func, args, indices).items():
@@ -371,7 +371,7 @@ class RayWorkers:
     # -- sampling -----------------------------------------------------------------------------
 
     def sample(
-        self, func: Callable[..., Any], *args: Any, timeout: float | None = None
+        self, func: Callable[..., Any], *args: object, timeout: float | None = None
     ) -> list[Any]:
         """Returns one `func(worker, *args)` of each worker that works, at least one.
 
@@ -490,7 +490,10 @@ class RayWorkers:
         self._check_notices()
         while True:
             for remote in self._remotes:
-                if remote.actor is None and self._may_restart(remote):
+                # at once for the first time, then after the delay
+                delay = self._config.delay_between_worker_restarts_s if remote.restarts else 0.0
+                is_due = time.monotonic() - remote.since >= delay
+                if remote.actor is None and is_due and self._will_restart(remote):
                     remote.restarts += 1
                     self.num_restarts += 1
                     self._start(remote, recreated=True)
@@ -509,11 +512,6 @@ class RayWorkers:
     def _will_restart(self, remote: _Remote) -> bool:
         config = self._config
         return config.recreate_failed_workers and remote.restarts < config.max_num_worker_restarts
-
-    def _may_restart(self, remote: _Remote) -> bool:
-        """Whether a worker is due to be made anew: at once, then after the delay."""
-        delay = self._config.delay_between_worker_restarts_s if remote.restarts else 0.0
-        return self._will_restart(remote) and time.monotonic() - remote.since >= delay
 
     def _look_at(self, remote: _Remote) -> None:
         """Welcomes a new worker if it is ready."""

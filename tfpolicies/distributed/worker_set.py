@@ -24,11 +24,7 @@ from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
-from tfpolicies.rollout.policy_changes import (
-    MappingAndTrainable,
-    PolicyAddition,
-    PolicyTransaction,
-)
+from tfpolicies.rollout.policy_changes import MappingAndTrainable, PolicyAddition, PolicyTransaction
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.worker_policies import WorkerPolicies
@@ -203,10 +199,7 @@ class WorkerSet(Extensible):
         return found
 
     def foreach_worker_with_id(
-        self,
-        func: Callable[[int, RolloutWorker], Any],
-        local_worker: bool = True,
-        **options: Any,
+        self, func: Callable[[int, RolloutWorker], Any], local_worker: bool = True, **options: Any
     ) -> list[Any]:
         """Returns `func(index, worker)` for each worker; the local one has the index 0.
 
@@ -384,7 +377,9 @@ class WorkerSet(Extensible):
             roles = self._local.policies.mapping_and_trainable
             self._remotes.call(messages.remove_policy, policy_id, roles)
 
-    def require_unmapped(self, policy_id: str, policy_mapping_fn: Any = None) -> None:
+    def require_unmapped(
+        self, policy_id: str, policy_mapping_fn: Callable[..., str] | None = None
+    ) -> None:
         """Checks in all workers that no agent is mapped to a policy.
 
         Raises:
@@ -397,7 +392,7 @@ class WorkerSet(Extensible):
         )
 
     def set_mapping_and_trainable(
-        self, policy_mapping_fn: Callable[..., str], policies_to_train: Any
+        self, policy_mapping_fn: Callable[..., str], policies_to_train: Callable[..., bool] | None
     ) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.
 
@@ -407,7 +402,7 @@ class WorkerSet(Extensible):
         """
         roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
         self._require_sendable(roles._asdict())
-        self.foreach_worker(functools.partial(messages.set_mapping_and_trainable, roles=roles))
+        self.foreach_worker(lambda worker: worker.policies.assign(roles))
 
     # -- what workers know of each other ------------------------------------------------------
 
@@ -573,7 +568,10 @@ class _RemotePolicies:
 
 
 def _remote_workers(
-    count: int, arguments: Mapping[str, Any], config: AlgorithmConfig, alignment: Any
+    count: int,
+    arguments: Mapping[str, Any],
+    config: AlgorithmConfig,
+    alignment: Callable[[], messages.Alignment],
 ) -> RayWorkers:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(

@@ -1,0 +1,67 @@
+"""The members of an algorithm that its parts use: `Algorithm` imports them, and not they it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from tfpolicies.algorithms.algorithm_policies import AlgorithmPolicies
+from tfpolicies.algorithms.evaluator import Evaluator
+from tfpolicies.algorithms.results import Results
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.policy.policy import Policy
+from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+States = Mapping[str, Mapping[str, Any]]
+"""By policy id, states as `Policy.get_state` returns them."""
+
+
+class HostAlgorithm(Protocol):
+    """An `Algorithm`, as its parts see it."""
+
+    config: AlgorithmConfig
+    callbacks: DefaultCallbacks
+    workers: WorkerSet
+    policies: AlgorithmPolicies
+    counters: dict[str, int]
+    iteration: int
+    run_dir: Path | None
+    tells_of_unheld: bool
+    _evaluator: Evaluator
+    _last_good: str | None
+    _results: Results
+
+    @property
+    def worker(self) -> RolloutWorker: ...
+
+    @property
+    def evaluation_worker(self) -> RolloutWorker | None: ...
+
+    @property
+    def evaluation_workers(self) -> WorkerSet | None: ...
+
+    @classmethod
+    def get_default_config(cls) -> AlgorithmConfig: ...
+
+    def train(self) -> dict[str, Any]: ...
+
+    def evaluate(self) -> dict[str, dict[str, Any]]: ...
+
+    def save(self, checkpoint_dir: Path, *, policy_states: States | None = None) -> object: ...
+
+    def restore(self, checkpoint_path: Path, *, allow_non_finite: bool) -> None: ...
+
+    def add_policy(self, policy_id: str, *, policy: Policy) -> Policy: ...
+
+    def remove_policy(self, policy_id: str) -> None: ...
+
+    def get_policy(self) -> Any: ...
+
+    def get_extra_state(self) -> dict[str, Any]: ...
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None: ...
+
+    def stop(self) -> None: ...

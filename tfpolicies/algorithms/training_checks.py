@@ -1,0 +1,133 @@
+"""Checks of what a training step trains, and of the results that it returns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.multi_agent import as_predicate, is_surely_trained
+from tfpolicies.errors import ConfigError, NonFiniteError, UsageError
+from tfpolicies.finite import first_bad
+from tfpolicies.policy.driver import validate_result
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy_map.policy_map import PolicyMap
+
+
+class TrainableCheck:
+    """Compares what policies learn from with what the training step of an algorithm gives.
+
+    Args:
+        algorithm_class: the class of the algorithm.
+    """
+
+    def __init__(self, algorithm_class: Any) -> None:
+        self._algorithm_class = algorithm_class
+        self._passed: set[str] = set()  # ids of policies
+
+    def require_all(self, config: AlgorithmConfig) -> None:
+        """Checks the policies of a config that are surely trained; see `require`."""
+        predicate = as_predicate(config.policies_to_train)
+        for policy_id, spec in config.policies.items():
+            if spec.policy_class is not None and is_surely_trained(policy_id, predicate):
+                self.require(policy_id, spec.policy_class)
+
+    def require_sampled(self, policy_ids: Iterable[str], policies: Mapping[str, Policy]) -> None:
+        """Checks policies whose rows were sampled to be trained on, each once; see `require`.
+
+        Args:
+            policy_ids: their ids.
+            policies: all policies by id.
+        """
+        for policy_id in set(policy_ids) - self._passed:
+            policy = policies[policy_id]
+            if not policy.driver.is_frozen:
+                self.require(policy_id, type(policy))
+
+    def require(self, policy_id: str, policy_class: type[Policy]) -> None:
+        """Checks that the training step gives a policy the rows its algorithm learns from.
+
+        Classes and training steps of users are not checked.
+
+        Raises:
+            ConfigError: if one of them replays rows and the other one does not.
+        """
+        algorithm_class = self._algorithm_class
+        modules = policy_class.__module__, algorithm_class.training_step.__module__
+        package = __package__.partition(".")[0]
+        is_ours = all(module.partition(".")[0] == package for module in modules)
+        algorithm_replays = algorithm_class._replays
+        replays = getattr(policy_class, "_replays", algorithm_replays)
+        if not is_ours or replays == algorithm_replays:
+            self._passed.add(policy_id)
+            return
+        needs, does = "replayed rows and target networks", "only what was just sampled"
+        if algorithm_replays:
+            needs, does = does, needs
+        raise ConfigError(
+            f"Policy {policy_id!r} is a {policy_class.__name__}, which learns from {needs}, but "
+            f"the training step of {algorithm_class.__name__} has {does}. Leave it out of "
+            "`policies_to_train` and train it by an algorithm of its own, or override "
+            "`training_step`."
+        )
+
+
+logger = logging.getLogger("tfpolicies")
+
+
+class LearnerResultCheck:
+    """Checks the results of policies after each training step.
+
+    Args:
+        name: of the algorithm.
+        config: of the algorithm.
+        policies: by id.
+    """
+
+    def __init__(self, name: str, config: AlgorithmConfig, policies: PolicyMap) -> None:
+        self._name = name
+        self._config = config
+        self._policies = policies
+        self._warned: set[str] = set()  # ids of policies written by hand
+
+    def check(self, learner: Mapping[str, Any]) -> None:
+        """Checks the results of a training step.
+
+        Raises:
+            UsageError: if it is no dict of results by policy id.
+            NonFiniteError: if a policy that learns in its own way reports a loss that is not
+                finite; whatever the policy made of it stays.
+        """
+        policies = self._policies
+        if not isinstance(learner, Mapping) or not all(pid in policies for pid in learner):
+            raise UsageError(
+                f"{self._name}.training_step must return a dict with the "
+                "results of policies by their ids, such as what super().training_step() returns, "
+                f"or {{}}; got {learner!r:.200}. Put numbers of your own into the result in the "
+                "callback on_train_result."
+            )
+        for policy_id, result in learner.items():
+            policy = policies.handle(policy_id)
+            validate_result(policy, "learn_on_batch", result)
+            self._check_losses(policy_id, policy, result)
+
+    def _check_losses(self, policy_id: str, policy: Policy, result: Mapping[str, Any]) -> None:
+        if policy.driver.learning.detects_non_finite:
+            return  # it looked at more than that
+        stats = result.get("learner_stats") or {}
+        bad = first_bad({name: x for name, x in stats.items() if "loss" in name})
+        if bad is None:
+            return
+        term = "{} ({})".format(*bad)
+        message = f"The update of policy {policy_id!r} is not finite: it reports {term}."
+        if policy.config.get("on_nan", self._config.on_nan) == "stop":
+            error = NonFiniteError(
+                f"{message} It learns in its own way, so what it made of that is left as it is; "
+                "debugging(on_nan='warn') goes on."
+            )
+            error.term, error.policy_id = term, policy_id
+            raise error
+        if policy_id not in self._warned:
+            self._warned.add(policy_id)
+            logger.warning("%s Training goes on, as on_nan='warn' says.", message)

@@ -1,0 +1,190 @@
+"""Attributes of configs, algorithms and workers that only code written for RLlib asks for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.errors import UsageError
+from tfpolicies.storage.spaces_json import encode_space
+
+
+def as_method(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """Returns what gives an object a function, which takes the object first, as its method."""
+    return partial(partial, function)
+
+
+NOT_SERIALIZABLE = "__not_serializable__"
+"""What `serialize()` has in place of functions and objects."""
+
+
+def get_rollout_fragment_length(config: Any, worker_index: int = 0) -> int:
+    """Returns how many steps a worker samples of each environment; of 0, the common number."""
+    return int(config.fragment_length(worker_index=worker_index))
+
+
+def is_atari(config: Any) -> bool:
+    """Whether the environment is given by the name of an Atari game."""
+    name = config.env
+    spec = gym.registry.get(name) if isinstance(name, str) else None
+    entry = str(getattr(spec, "entry_point", ""))
+    return entry.startswith("ale_py") or str(name).startswith("ALE/")
+
+
+def multiagent(config: Any) -> dict[str, Any]:
+    """Returns the settings about several agents, as old dict configs have them."""
+    return {name: config[name] for name, home in config._homes.items() if home == "multi_agent"}
+
+
+def serialize(config: Any) -> dict[str, Any]:
+    """Returns all settings as JSON values; classes by their paths.
+
+    Functions and objects that JSON does not have are `NOT_SERIALIZABLE`. Checkpoints hold a config
+    that can be loaded again; this is for reading and comparing.
+    """
+    return dict(_plain(config.to_dict()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value), key=str)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, gym.Space):
+        return encode_space(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    is_json = value is None or isinstance(value, bool | int | float | str)
+    return value if is_json else NOT_SERIALIZABLE
+
+
+CONFIG_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "get_rollout_fragment_length": as_method(get_rollout_fragment_length),
+    "is_atari": is_atari,
+    "multiagent": multiagent,
+    "pop": lambda config: config.get,
+    "serialize": as_method(serialize),
+    "total_train_batch_size": lambda config: config.train_batch_size,
+}
+"""By name, what returns it."""
+
+
+def save_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Saves an algorithm in a folder."""
+    algorithm.save(checkpoint_dir)
+
+
+def load_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Restores an algorithm from a folder."""
+    algorithm.restore(checkpoint_dir)
+
+
+def logdir(algorithm: Any) -> str:
+    """Returns the run folder, or without one a temporary folder that is made when first asked."""
+    if algorithm.run_dir is not None:
+        return str(algorithm.run_dir)
+    algorithm.logdir = tempfile.mkdtemp(prefix=f"{type(algorithm).__name__}_")
+    return str(algorithm.logdir)
+
+
+ALGORITHM_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "_counters": lambda algorithm: algorithm.counters,
+    "get_config": lambda algorithm: lambda: algorithm.config,
+    "load_checkpoint": as_method(load_checkpoint),
+    "logdir": logdir,
+    "save_checkpoint": as_method(save_checkpoint),
+    "step": lambda algorithm: algorithm.train,
+}
+"""By name, what returns it."""
+
+
+def foreach_worker_async(
+    workers: Any,
+    func: Callable[[Any], Any],
+    *,
+    healthy_only: bool = True,
+    remote_worker_ids: Collection[int] | None = None,
+) -> int:
+    """Has `func(worker)` called in remote workers, and waits for none.
+
+    Returns:
+        How many will answer to `fetch_ready_async_reqs`.
+    """
+    del healthy_only  # others are never called
+    remotes = workers._remotes
+    workers._complete_weights()
+    return 0 if remotes is None else int(remotes.request(func, remote_worker_ids))
+
+
+def fetch_ready_async_reqs(
+    workers: Any, *, timeout_seconds: float | None = 0.0, mark_healthy: bool = False
+) -> list[tuple[int, Any]]:
+    """Returns `(index, answer)` of what was asked by `foreach_worker_async` and arrived.
+
+    It waits for `timeout_seconds` at most, or, if that is None, for all.
+    """
+    del mark_healthy  # who answers is
+    remotes = workers._remotes
+    return [] if remotes is None else list(remotes.take_answers(timeout_seconds))
+
+
+def add_workers(workers: Any, num_workers: int, validate: bool = False) -> None:
+    """Starts more remote workers.
+
+    Raises:
+        UsageError: if there are none so far.
+    """
+    del validate  # it waits for them
+    remotes = workers._remotes
+    if remotes is None:
+        raise UsageError(
+            "add_workers adds to remote workers, of which there are none: build with "
+            "num_rollout_workers of 1 or more."
+        )
+    remotes.add(num_workers)
+
+
+def is_policy_to_train(workers: Any, policy_id: str, batch: Any = None) -> bool:
+    """Whether a policy is trained, on a batch."""
+    return bool(workers.local_worker().policies.trains(policy_id, batch))
+
+
+def env_creator(worker: Any, context: EnvContext) -> Any:
+    """Returns a new environment like the worker's, of a context."""
+    given = worker.creation_args()["env_creator"]
+    source = worker.config.env if given is None else given
+    made: Any = make_any_environments(source, 1, context)
+    return made.get_sub_environments()[0]
+
+
+def assert_healthy(worker: Any) -> None:
+    """Raises what sampling would if the worker was stopped or has no environment."""
+    worker._require_sampler()
+
+
+WORKER_SET_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "add_workers": as_method(add_workers),
+    "fetch_ready_async_reqs": as_method(fetch_ready_async_reqs),
+    "foreach_worker_async": as_method(foreach_worker_async),
+    "is_policy_to_train": as_method(is_policy_to_train),
+}
+"""By name, what returns it."""
+
+WORKER_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "assert_healthy": as_method(assert_healthy),
+    "env_context": lambda worker: worker._context(),
+    "env_creator": as_method(env_creator),
+    "last_batch": lambda worker: worker._first_batch,
+}
+"""By name, what returns it."""
