@@ -751,7 +751,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         export_dir: str | os.PathLike[str],
         policy_id: str = DEFAULT_POLICY_ID,
         onnx: int | bool | None = None,
-        **form: Any,
+        **form: object,
     ) -> Any:
         """Writes a policy for serving; see `TFPolicy.export_model`.
 

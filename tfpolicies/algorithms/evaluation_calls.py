@@ -64,7 +64,7 @@ class EvaluationCalls:
         duration_fn: Callable[[int], int] | None,
         episodes: int | None,
         explore: bool | None,
-        **changes: Any,
+        **changes: object,
     ) -> dict[str, dict[str, Any]]:
         """Plays episodes; see `Algorithm.evaluate`.
 

@@ -146,7 +146,7 @@ _PPO: Settings = {
 _ppo = partial(_add, "PPO", _PPO)
 
 
-def _batch(envs: int, steps_each: int, **changes: Any) -> Settings:
+def _batch(envs: int, steps_each: int, **changes: object) -> Settings:
     """Returns settings for a batch of some steps of each environment."""
     sizes = {"num_envs_per_worker": envs, "train_batch_size": envs * steps_each}
     return {**sizes, **{name.rstrip("_"): value for name, value in changes.items()}}
@@ -305,7 +305,7 @@ _DQN: Settings = {
 _dqn = partial(_add, "DQN", _DQN)
 
 
-def _updates(steps: int, updates: int, rows: int, **changes: Any) -> Settings:
+def _updates(steps: int, updates: int, rows: int, **changes: object) -> Settings:
     """Returns settings for some updates of some rows each after some steps."""
     each = {
         "rollout_fragment_length": steps,

@@ -181,7 +181,7 @@ class ColumnBatch(dict):
         except MissingColumnError:
             return default
 
-    def update(self, *args: Any, **columns: Column) -> None:
+    def update(self, *args: object, **columns: Column) -> None:
         """Sets many columns at once; if it sets all of them, their common length may change.
 
         The three sets of recorded keys are left alone.

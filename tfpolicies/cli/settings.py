@@ -64,7 +64,7 @@ def _word(
     *,
     setting: str | None = None,
     goal: bool = False,
-    **how: Any,
+    **how: object,
 ) -> Any:
     """Returns the field of a setting that is a word of the command, too; see `Word`."""
     if default is False:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from tfpolicies.errors import near_matches
 from tfpolicies.marks import for_place
@@ -12,89 +12,86 @@ from tfpolicies.marks import for_place
 logger = logging.getLogger("tfpolicies")
 
 
-Arg: TypeAlias = Any
-"""An object of a subpackage above this one, such as a worker: an override may name its class."""
-
-
 @for_place("callbacks")
 class DefaultCallbacks:
     """Does nothing at every moment; subclass it and override what you need.
 
-    Give the subclass to `AlgorithmConfig.callbacks(...)`. All arguments come by keyword. Methods
+    Give the subclass to `AlgorithmConfig.callbacks(...)`. All arguments come by keyword. Those that
+    are `Any` here belong to subpackages above this one: name their classes in your methods. Methods
     about single episodes cost time only if they are overridden.
     """
 
-    def on_algorithm_init(self, *, algorithm: Arg) -> None:
+    def on_algorithm_init(self, *, algorithm: Any) -> None:
         """Is called when an algorithm is built."""
 
-    def on_create_policy(self, *, policy_id: str, policy: Arg) -> None:
+    def on_create_policy(self, *, policy_id: str, policy: Any) -> None:
         """Is called when a worker made a policy.
 
         Connectors can be put into its rows: `policy.action_connectors.append(...)`.
         """
 
     def on_sub_environment_created(
-        self, *, worker: Arg, sub_environment: Arg, env_context: Arg, env_index: int
+        self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int
     ) -> None:
         """Is called when a worker made an environment."""
 
     def on_episode_created(
-        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
         """Is called when an episode is about to begin."""
 
     def on_episode_start(
-        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
         """Is called when an episode has its first observation."""
 
     def on_episode_step(
-        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
         """Is called after each step of an episode."""
 
     def on_episode_end(
-        self, *, worker: Arg, base_env: Arg, policies: Arg, episode: Arg, env_index: int
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
         """Is called when an episode ended."""
 
     def on_postprocess_trajectory(
         self,
         *,
-        worker: Arg,
-        episode: Arg,
+        worker: Any,
+        episode: Any,
         agent_id: Hashable,
         policy_id: str,
-        policies: Arg,
-        postprocessed_batch: Arg,
-        original_batches: Mapping[Hashable, tuple[Arg, ...]],
+        policies: Any,
+        postprocessed_batch: Any,
+        original_batches: Mapping[Hashable, tuple[Any, ...]],
     ) -> None:
         """Is called with each trajectory after its postprocessing."""
 
-    def on_sample_end(self, *, worker: Arg, samples: Arg) -> None:
+    def on_sample_end(self, *, worker: Any, samples: Any) -> None:
         """Is called with each batch that `sample()` is about to return."""
 
-    def on_learn_on_batch(self, *, policy: Arg, train_batch: Arg, result: dict[str, Any]) -> None:
+    def on_learn_on_batch(self, *, policy: Any, train_batch: Any, result: dict[str, Any]) -> None:
         """Is called before an update; what it writes to `result` becomes `custom_metrics`."""
 
-    def on_train_result(self, *, algorithm: Arg, result: dict[str, Any]) -> None:
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
         """Called with the result of each training iteration; what it returns stops nothing."""
 
-    def on_evaluate_start(self, *, algorithm: Arg) -> None:
+    def on_evaluate_start(self, *, algorithm: Any) -> None:
         """Is called before an evaluation."""
 
-    def on_evaluate_end(self, *, algorithm: Arg, evaluation_metrics: dict[str, Any]) -> None:
+    def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
         """Is called with what `Algorithm.evaluate` is about to return, `{"evaluation": {...}}`.
 
         What it writes there becomes part of the result.
         """
 
     def on_workers_recreated(
-        self, *, algorithm: Arg, worker_set: Arg, worker_ids: list[int], is_evaluation: bool
+        self, *, algorithm: Any, worker_set: Any, worker_ids: list[int], is_evaluation: bool
     ) -> None:
         """Is called when remote workers were made anew in the place of those that had failed."""
 
-    def on_checkpoint_loaded(self, *, algorithm: Arg) -> None:
+    def on_checkpoint_loaded(self, *, algorithm: Any) -> None:
         """Is called when an algorithm was restored."""
 
 

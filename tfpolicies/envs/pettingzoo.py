@@ -38,7 +38,7 @@ def is_pettingzoo(env: Any) -> bool:
     return hasattr(env, "possible_agents") and not isinstance(env, MultiAgentEnv | type)
 
 
-def pettingzoo_env(env: Any, **settings: Any) -> MultiAgentEnv:
+def pettingzoo_env(env: Any, **settings: object) -> MultiAgentEnv:
     """Returns a PettingZoo environment as a `MultiAgentEnv`.
 
     Args:
@@ -97,7 +97,7 @@ def _registered(name: str) -> Callable[..., Any]:
         moved = MOVED if name.partition("/")[0] == "mpe" else near_matches(name, known)
         raise EnvError(f"No environment {name!r} is registered with PettingZoo.{moved}")
 
-    def create(**settings: Any) -> Any:
+    def create(**settings: object) -> Any:
         try:
             return package.make(form, own_id, **settings)
         except (ImportError, PettingZooRegistryError) as error:

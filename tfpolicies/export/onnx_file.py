@@ -73,7 +73,7 @@ def onnx_staging(job: ExportJob) -> Iterator[Path]:
         yield staging
 
 
-def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: Any) -> Parity:
+def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: object) -> Parity:
     """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` of a job, verified.
 
     Args:

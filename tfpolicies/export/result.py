@@ -61,7 +61,7 @@ def write_spec(
     serving: Serving,
     parity: Parity,
     files: Mapping[str, str] | None = None,
-    **entries: Any,
+    **entries: object,
 ) -> None:
     """Writes `policy_spec.json`: all that a program needs in order to use the export.
 

@@ -82,7 +82,7 @@ class ImportedPolicy(Policy):
         episodes: Any = None,
         explore: bool | None = None,
         timestep: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ActionBatch:
         """Chooses one action for each row; see `Policy.compute_actions`.
 

@@ -21,7 +21,7 @@ class ActorCritic(keras.Model):
         critic: gives values, `[B, 1]`.
     """
 
-    def __init__(self, actor: keras.Model, critic: keras.Model, **kwargs: Any) -> None:
+    def __init__(self, actor: keras.Model, critic: keras.Model, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.actor = actor
         self.critic = critic

@@ -30,7 +30,7 @@ class ensure_eager:
 
     def __call__(self, function: _Function) -> _Function:
         @functools.wraps(function)
-        def execute(*args: Any, **kwargs: Any) -> Any:
+        def execute(*args: object, **kwargs: object) -> Any:
             if tf.executing_eagerly():
                 return function(*args, **kwargs)
             with ensure_eager():

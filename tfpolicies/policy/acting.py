@@ -193,7 +193,7 @@ class CompiledActing(Acting):
         episode: Any = None,
         explore: bool | None = None,
         timestep: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[ActOutputs, bool]:
         """Acts on one observation; see `Policy.compute_single_action` for the arguments.
 

@@ -182,7 +182,7 @@ class Acting(_Part):
         *,
         unsquash: bool | None = None,
         clip: bool | None = None,
-        **arguments: Any,
+        **arguments: object,
     ) -> SingleAction:
         """Acts on one observation by the policy's `compute_single_action`.
 

@@ -116,7 +116,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     _views: PolicyViews | None = None
     _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls._inspect_methods()
 
@@ -198,7 +198,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         episodes: Any = None,
         explore: bool | None = None,
         timestep: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ActionBatch:
         """Chooses one action for each row of `obs_batch` `[B, ...]`.
 
@@ -271,7 +271,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         episode: Any = None,
         explore: bool | None = None,
         timestep: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
         """Chooses the action for one observation.
 
@@ -871,7 +871,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """
         raise self._not_offered("make_rl_module")
 
-    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def apply(self, func: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Returns `func(self, *args, **kwargs)`."""
         return func(self, *args, **kwargs)
 

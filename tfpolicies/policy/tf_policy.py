@@ -111,7 +111,7 @@ class TFPolicy(PolicyKind):
     """Hyper-parameters, besides learning rates, in `learner_stats`: by their names there."""
     _driver_class = CompiledDriver
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if cls.flat_observations:
             raise UsageError(
@@ -331,7 +331,7 @@ class TFPolicy(PolicyKind):
         explore: bool | None = None,
         timestep: int | None = None,
         views: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ActionBatch:
         """Chooses one action for each row of `obs_batch`.
 

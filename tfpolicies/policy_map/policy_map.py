@@ -285,7 +285,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         except UnknownPolicyError:  # deleted meanwhile
             return default
 
-    def pop(self, policy_id: str, *default: Any) -> Any:
+    def pop(self, policy_id: str, *default: object) -> Any:
         """Removes a policy and returns it, or `default`, if given, where there is none."""
         if len(default) > 1:
             raise TypeError(f"pop takes an id and at most one default, got {len(default)}.")

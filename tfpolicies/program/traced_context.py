@@ -80,7 +80,7 @@ class ActedModel:
             )
         return self._values
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Raises an `AttributeError`: the model has been called."""
         self.__getattr__("__call__")
 

@@ -380,7 +380,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         return self.policy_map.get(policy_id)
 
     def for_policy(
-        self, func: Callable[..., Any], policy_id: str = DEFAULT_POLICY_ID, **kwargs: Any
+        self, func: Callable[..., Any], policy_id: str = DEFAULT_POLICY_ID, **kwargs: object
     ) -> Any:
         """Returns `func(policy, **kwargs)`.
 
@@ -389,11 +389,11 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         """
         return func(self.policy_map[policy_id], **kwargs)
 
-    def foreach_policy(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
+    def foreach_policy(self, func: Callable[..., Any], **kwargs: object) -> list[Any]:
         """Returns `func(policy, policy_id, **kwargs)` for each policy."""
         return [func(policy, pid, **kwargs) for pid, policy in self.policy_map.items()]
 
-    def foreach_policy_to_train(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
+    def foreach_policy_to_train(self, func: Callable[..., Any], **kwargs: object) -> list[Any]:
         """Returns `func(policy, policy_id, **kwargs)` for each policy that is trained."""
         trains, policies = self.policies.trains, self.policy_map.items()
         return [func(policy, pid, **kwargs) for pid, policy in policies if trains(pid)]

@@ -25,7 +25,7 @@ class WorkerProcess:
         """Returns the arguments that this worker was made with."""
         return dict(self._creation_args)
 
-    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def apply(self, func: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Returns `func(self, *args, **kwargs)`."""
         return func(self, *args, **kwargs)
 

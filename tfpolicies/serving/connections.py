@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -165,7 +164,7 @@ class Connection(HttpToolsProtocol):
         settings: of uvicorn.
     """
 
-    def __init__(self, connections: Connections, **settings: Any) -> None:
+    def __init__(self, connections: Connections, **settings: object) -> None:
         super().__init__(**settings)
         self.url: bytes = b""
         self.headers: list[tuple[bytes, bytes]] = []

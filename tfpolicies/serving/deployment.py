@@ -10,7 +10,7 @@ from tfpolicies.export.spec_file import name_model
 from tfpolicies.system.paths import describe_path, resolve_path
 
 
-def deployment(export: str | Path, *, name: str | None = None, **options: Any) -> Any:
+def deployment(export: str | Path, *, name: str | None = None, **options: object) -> Any:
     """Returns an application for `ray.serve.run` that serves an exported policy.
 
     Each replica loads the export, answers HTTP by the Open Inference Protocol as

@@ -41,7 +41,7 @@ class Metrics:
         self.loads = self._make(Counter, "loads", loads, "model", "outcome")
         self.sequences = self._make(Gauge, "sequences", "Sequences that are remembered", "model")
 
-    def _make(self, kind: Any, name: str, help: str, *labels: str, **settings: Any) -> Any:
+    def _make(self, kind: Any, name: str, help: str, *labels: str, **settings: object) -> Any:
         """Returns a new metric of this server."""
         return kind(f"tfpolicies_{name}", help, labels, registry=self._registry, **settings)
 

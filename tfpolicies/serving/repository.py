@@ -129,7 +129,7 @@ class Repository:
             for executor in (*self._executors.values(), self._loader, self._parser):
                 executor.shutdown()
 
-    async def parse(self, read: Callable[..., _Parsed], *args: Any) -> _Parsed:
+    async def parse(self, read: Callable[..., _Parsed], *args: object) -> _Parsed:
         """Parses a large request in a thread, one at a time, since each may take much memory."""
         return await asyncio.get_running_loop().run_in_executor(self._parser, read, *args)
 

@@ -193,7 +193,7 @@ class Rpc(grpc.GenericRpcHandler):
         ]
 
     async def _handle(
-        self, method: Method, messages: Any, context: grpc.aio.ServicerContext
+        self, method: Method, messages: object, context: grpc.aio.ServicerContext
     ) -> Any:
         """Answers a call; ends it with the status that an error means."""
         began, status, model, size = time.perf_counter(), 500, "", 0

@@ -237,7 +237,7 @@ class ServedModel:
             raise RequestError(f"The model {self.name!r} is not ready. {self.reason}", 503)
         return self._running
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def _in_thread(self, function: Callable[..., Any], *args: object) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._loader, function, *args)
 
 

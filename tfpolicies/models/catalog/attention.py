@@ -77,7 +77,7 @@ class Window(keras.layers.Layer):
         steps: the number N of remembered steps.
     """
 
-    def __init__(self, steps: int, **kwargs: Any) -> None:
+    def __init__(self, steps: int, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.steps = steps
 
@@ -127,7 +127,7 @@ class GatedTransformerUnit(keras.layers.Layer):
     """
 
     def __init__(
-        self, heads: int, head_dim: int, mlp_dim: int, gate_bias: float, seed: int, **kwargs: Any
+        self, heads: int, head_dim: int, mlp_dim: int, gate_bias: float, seed: int, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
         self.heads = heads
@@ -212,7 +212,7 @@ class GruGate(keras.layers.Layer):
         seed: seeds the initial weights.
     """
 
-    def __init__(self, start: float, seed: int, **kwargs: Any) -> None:
+    def __init__(self, start: float, seed: int, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.start = start
         self.seed = seed

@@ -40,7 +40,7 @@ class FreeLogStd(keras.layers.Layer):
         start: what its components begin with.
     """
 
-    def __init__(self, start: float = 0.0, **kwargs: Any) -> None:
+    def __init__(self, start: float = 0.0, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.start = float(start)
         self.supports_masking = True  # the outputs of recurrent layers carry a mask along
@@ -109,7 +109,7 @@ class NoisyDense(keras.layers.Layer):
         sigma0: float,
         activation: str | Callable[[tf.Tensor], tf.Tensor] | None = None,
         kernel_initializer: str | keras.initializers.Initializer = "glorot_uniform",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
         self.units = units

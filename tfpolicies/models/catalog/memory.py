@@ -43,7 +43,7 @@ class _WithoutLoop:
 
     unroll: bool
 
-    def inner_loop(self, sequences: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def inner_loop(self, sequences: Tensor, *args: object, **kwargs: object) -> Any:
         before = self.unroll
         self.unroll = before or sequences.shape[1] == 1
         try:

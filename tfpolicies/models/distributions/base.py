@@ -110,7 +110,7 @@ class WholeSpace(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def over(cls, space: spaces.Space, settings: Settings, **arguments: Any) -> Any:
+    def over(cls, space: spaces.Space, settings: Settings, **arguments: object) -> Any:
         """Returns the `ActionDistribution` of a space.
 
         Args:

@@ -102,7 +102,7 @@ class Runtime(Actor):
         """
         signatures, flat = self.signatures, FlatActing(self.functions, self.act_layout, weights)
 
-        def acting(function: Callable[..., Any], *given: Any, jit: bool = False) -> Any:
+        def acting(function: Callable[..., Any], *given: object, jit: bool = False) -> Any:
             signature = tf.nest.flatten([list(weights.values()), given])
             return self._made(function, [signature], acts=True, jit=jit)
 
@@ -238,7 +238,7 @@ class Runtime(Actor):
 
         def update(
             state: PolicyState,
-            *given: Any,
+            *given: object,
             shapes: Hashable = None,
             meanwhile: Callable[[], None] | None = None,
         ) -> Any:
