@@ -116,7 +116,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     _views: PolicyViews | None = None
     _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._inspect_methods()
 
@@ -271,7 +271,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         episode: Any = None,
         explore: bool | None = None,
         timestep: int | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
         """Chooses the action for one observation.
 
