@@ -331,7 +331,7 @@ class TFPolicy(PolicyKind):
         explore: bool | None = None,
         timestep: int | None = None,
         views: Mapping[str, Any] | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> ActionBatch:
         """Chooses one action for each row of `obs_batch`.
 
