@@ -198,7 +198,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         episodes: Any = None,
         explore: bool | None = None,
         timestep: int | None = None,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> ActionBatch:
         """Chooses one action for each row of `obs_batch` `[B, ...]`.
 
