@@ -98,7 +98,7 @@ def prune(graph: onnx.GraphProto) -> None:
     _keep(graph.initializer, lambda tensor: tensor.name in needed)
 
 
-def _keep(parts: Any, is_kept: Callable[[Any], bool]) -> None:
+def _keep(parts: list[Any], is_kept: Callable[[Any], bool]) -> None:
     """Deletes the parts of a graph that are not kept, looking at the last one first."""
     for i in reversed(range(len(parts))):
         if not is_kept(parts[i]):

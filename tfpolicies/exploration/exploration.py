@@ -226,14 +226,14 @@ def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[floa
     return functools.partial(piecewise_linear, points)
 
 
-def require_numbers(low: float = 0.0, high: float = float("inf"), **named: Any) -> None:
+def require_numbers(low: float = 0.0, high: float = float("inf"), **named: float) -> None:
     """Raises a `ConfigError` unless all of some settings are numbers in [low, high]."""
     for name, value in named.items():
         if not is_finite(value) or not low <= value <= high:
             raise ConfigError(f"`{name}` must be a number from {low} to {high}, but got {value!r}.")
 
 
-def require_steps(**named: Any) -> None:
+def require_steps(**named: float) -> None:
     """Raises a `ConfigError` unless all of some settings are whole numbers of steps, from 0."""
     for name, value in named.items():
         if not is_finite(value) or value != int(value) or value < 0:

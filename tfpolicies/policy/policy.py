@@ -116,7 +116,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     _views: PolicyViews | None = None
     _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls._inspect_methods()
 
