@@ -1,8 +1,10 @@
-"""Counts how large the house is: lines, functions, public names, and frames of a call.
+"""Counts how large the house is: lines, functions, classes, names, types, frames of a call.
 
 `python -m benchmarks.house` prints the code lines of each room (without docstrings, comments and
-blank lines), how long functions are, how many public names the classes have that users meet, and
-how many Python frames of this package one call of a policy takes. `--json FILE` writes them down.
+blank lines), how long functions are, which classes have more than 500 lines (with docstrings), how
+many public names the classes have that users meet, how many annotated parameters are `Any` (without
+ported code), and how many Python frames of this package one call of a policy takes. `--json FILE`
+writes them down.
 """
 
 import argparse
@@ -35,6 +37,7 @@ CLASSES = (
     *("Algorithm", "AlgorithmConfig", "SampleBatch"),
 )
 QUANTILES = {"median": 0.5, "90th": 0.9, "99th": 0.99, "longest": 1.0}
+_LARGE = 500
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
@@ -95,6 +98,37 @@ def length_figures() -> dict[str, int]:
     return {"functions": len(lengths), **quantiles}
 
 
+def large_classes() -> dict[str, int]:
+    """Returns the lines of the largest classes, docstrings included."""
+    result = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > _LARGE:
+                    result[node.name] = lines
+    return dict(sorted(result.items(), key=lambda item: -item[1]))
+
+
+def parameter_types() -> dict[str, int]:
+    """Returns how many annotated parameters there are outside ported code, and which say little."""
+    types = [
+        ast.unparse(parameter.annotation)
+        for path in PACKAGE.rglob("*.py")
+        if room_of(path) != "compat/"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for parameter in _parameters(node.args)
+        if parameter.annotation is not None
+    ]
+    return {"annotated": len(types), "Any": types.count("Any"), "object": types.count("object")}
+
+
+def _parameters(arguments: ast.arguments) -> list[ast.arg]:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return named + [x for x in (arguments.vararg, arguments.kwarg) if x is not None]
+
+
 # -- names ------------------------------------------------------------------------------------
 
 
@@ -137,7 +171,9 @@ def figures() -> dict[str, dict[str, int]]:
     return {
         "code lines": {**rooms, "all": sum(rooms.values())},
         "lines of a function": length_figures(),
+        "large classes": large_classes(),
         "public names": public_names(),
+        "parameters": parameter_types(),
         "frames of a call": frames(),
     }
 
