@@ -61,6 +61,10 @@ class TfPoliciesError(Exception):
     advice = ""
     settings: Mapping[str, str] = {}
 
+    def add(self, sentence: str) -> None:
+        """Appends context to the message while the error propagates."""
+        self.args = (f"{self} {sentence}",)
+
     def advised(self: _Error, advice: str, settings: Mapping[str, Any]) -> _Error:
         """Adds what to write in Python, and which settings that gives; returns the error.
 
@@ -135,10 +139,6 @@ class NonFiniteError(TfPoliciesError, FloatingPointError):
     policy_id = ""
     iteration: int | None = None
     checkpoint: str | None = None
-
-    def add(self, sentence: str) -> None:
-        """Adds what somebody knows who passes the error on."""
-        self.args = (f"{self} {sentence}",)
 
 
 class BatchError(TfPoliciesError, ValueError):

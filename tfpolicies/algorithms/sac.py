@@ -162,8 +162,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
     def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
         """Two actions are drawn for each row: of its observation, and of the one it reached."""
         del static
-        space = dist_class.space
-        return 0 if _is_discrete(space) else 2 * math.prod(space.shape or ())
+        return 0 if _is_discrete(dist_class.space) else 2 * dist_class.noise_size
 
     @classmethod
     def network_plans(

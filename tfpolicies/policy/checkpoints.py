@@ -188,10 +188,15 @@ def _warn_of_other_device(stored: str | None, policy: Any) -> None:
         )
 
 
-def _fingerprint(policy: Any) -> str | None:
-    """Returns what says whether states fit a policy; None for policies written by hand."""
+def _fingerprint(policy: Any, saved: Collection[str] | None = None) -> str | None:
+    """Returns a hash that says whether states fit a policy; None for custom policies.
+
+    Args:
+        policy: the policy.
+        saved: see `program_fingerprint`.
+    """
     program = policy.driver.program
-    return None if program is None else program_fingerprint(program.spec, program.layout.slots)
+    return program and program_fingerprint(program.spec, program.layout.slots, saved)
 
 
 def policy_record(policy: Any) -> dict[str, Any]:
@@ -327,13 +332,19 @@ class StoredPolicy:
             stored = manifest["config"]["settings"]
             policy.automatic = {name: stored.get(name) for name in policy.automatic}
             _warn_of_other_device(manifest.get("device"), policy)
-        if _fingerprint(policy) != program:
+        if _fingerprint(policy, self._saved_hyperparameters(policy)) != program:
             raise CheckpointError(
-                f"{self.source} does not fit {found.__name__}: its variables or hyper-parameters "
-                "are others than when it was saved. Load it with the class and model it was saved "
-                "with."
+                f"{self.source} does not fit {found.__name__}: its variables are others than when "
+                "it was saved, or it lacks a hyper-parameter. Load it with the class and model it "
+                "was saved with."
             )
         return policy
+
+    def _saved_hyperparameters(self, policy: Any) -> set[str]:
+        state = self.checkpoint.manifest["state"]
+        aliases = getattr(policy, "_state_aliases", {})
+        aliased = {name for key, name in aliases.items() if key in state}
+        return {*(state.get("hyperparameters") or ()), *aliased}
 
     def spec(self) -> PolicySpec:
         """Returns how a worker makes the policy: its class, spaces and whole config.

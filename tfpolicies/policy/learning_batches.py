@@ -10,7 +10,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.sequences import sequence_lengths
 from tfpolicies.batch.view_builder import Trajectories
-from tfpolicies.errors import BatchError, ObservationError, UsageError
+from tfpolicies.errors import BatchError, MissingColumnError, ObservationError, UsageError
 from tfpolicies.finite import all_finite
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import SEQ_LENS, previous
@@ -62,6 +62,13 @@ def dummy_batch(policy: PolicyKind) -> SampleBatch:
     policy._sees_zeros = True
     try:
         return postprocessed(policy, SampleBatch(columns), {}, None)
+    except MissingColumnError as error:
+        error.add(
+            f"{type(policy).__name__}.postprocess_trajectory was run on a batch of zeros, to learn "
+            "which columns it adds. Columns that only your compute_actions or callbacks add are "
+            "not in it: read them by `sample_batch.get(name, default)`."
+        )
+        raise
     finally:
         policy._sees_zeros = False
 

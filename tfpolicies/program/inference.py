@@ -89,12 +89,12 @@ class Inference:
     def _made(self, way: Way) -> Actor:
         try:
             actor = way.build(self)
+            found = None if actor is self.runtime else self._difference(actor)
         except Exception as error:
             raise ConfigError(
                 f"the model cannot run in {way.name}; use inference='tf' for it. Reason: "
                 f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             ) from error
-        found = None if actor is self.runtime else self._difference(actor)
         if found is not None:
             raise ConfigError(
                 f"{way.name} gives other {found[0]} than TensorFlow for this model "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -281,7 +281,17 @@ def _check_mask(space: gym.Space[Any], dist_class: ActionDistribution) -> None:
         )
 
 
-def program_fingerprint(spec: ProgramSpec, slots: Sequence[Any]) -> str:
-    """Returns a hash of what a checkpoint must share with a policy to fit it."""
+def program_fingerprint(
+    spec: ProgramSpec, slots: Sequence[Any], saved: Collection[str] | None = None
+) -> str:
+    """Returns a hash of what a checkpoint must share with a policy to fit it.
+
+    Args:
+        spec: of the policy's Program.
+        slots: the variables of its state.
+        saved: the hyper-parameters in the checkpoint, where those that the class has gained since
+            do not count; None for all.
+    """
+    names = [name for name in spec.hyperparameters if saved is None or name in saved]
     shapes = [(slot.key, list(slot.shape), slot.dtype) for slot in slots]
-    return fingerprint([spec.policy_class.__qualname__, list(spec.hyperparameters), shapes])
+    return fingerprint([spec.policy_class.__qualname__, names, shapes])
