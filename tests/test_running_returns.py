@@ -51,11 +51,11 @@ def test_returns_begin_anew_where_a_life_is_lost():
 
 
 def test_what_is_kept_can_be_restored():
-    returns, twin = RunningReturns(), RunningReturns()
+    returns = RunningReturns()
     add(returns, [1, 2], [7, 8], [1, 1], {7, 8})
-    twin.set_state(returns.get_state())
-    assert twin.open == {(7, 0): 1.0, (8, 0): 2.0}
-    RunningReturns().set_state(RunningReturns().get_state())
+    restored = RunningReturns.from_state(returns.get_state())
+    assert restored.open == {(7, 0): 1.0, (8, 0): 2.0}
+    assert not RunningReturns.from_state(RunningReturns().get_state()).open
 
 
 @pytest.mark.core
