@@ -69,7 +69,7 @@ from tfpolicies.storage.places import Place, admitted
 from tfpolicies.storage.segments import Segment
 from tfpolicies.system.paths import resolve_path
 
-logger = logging.getLogger("tfpolicies")
+logger = logging.getLogger(__name__)
 
 
 class SavedPath(str):
