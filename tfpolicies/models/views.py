@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import keras
 from gymnasium import spaces
 
-from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.inspection import PREV_N, extra_inputs, is_one_of, named_inputs
 from tfpolicies.models.ports import ACTIONS, NUMBER, OBS, PREVIOUS, REWARDS, View, model_space
@@ -95,7 +94,7 @@ def acting_requirements(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def _requested(model: keras.Model, name: str, requirement: ViewRequirement) -> _Source:
+def _requested(model: keras.Model, name: str, requirement: Any) -> _Source:
     """Returns source, shifts and form of a view that a model requires for acting.
 
     Raises:
