@@ -25,7 +25,7 @@ FLOORS = {
     "schedules": 0,
     "state": 0,
     "system": 0,
-    "types": -1,
+    "type_aliases": -1,
     "ways": 0,
     "batch": 1,
     "envs": 1,

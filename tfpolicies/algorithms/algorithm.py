@@ -53,7 +53,7 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.rollout.worker_environments import check_environment
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 

@@ -68,7 +68,7 @@ from tfpolicies.models.ports import NOISE
 from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, is_one_of, one_of
 from tfpolicies.state import PolicyState
-from tfpolicies.types import Structure, TensorStructure
+from tfpolicies.type_aliases import Structure, TensorStructure
 
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
 

@@ -37,7 +37,7 @@ from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 logger = logging.getLogger("tfpolicies")
 

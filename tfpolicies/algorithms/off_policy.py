@@ -50,7 +50,7 @@ from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
 from tfpolicies.replay.room import check_room
 from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, is_one_of, one_of
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 

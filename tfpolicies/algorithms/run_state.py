@@ -13,7 +13,7 @@ from tfpolicies.storage.array_places import put_arrays
 from tfpolicies.storage.checkpoint import Checkpoint
 from tfpolicies.storage.generator_json import decode_generator
 from tfpolicies.storage.json_values import decode_value
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 

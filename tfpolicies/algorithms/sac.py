@@ -72,7 +72,7 @@ from tfpolicies.models.settings import model_settings
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, is_one_of, one_of
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
 

@@ -58,7 +58,7 @@ from tfpolicies.models.model_source import ModelSource
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.view import ModelView, TrainBatch
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
 

@@ -13,7 +13,7 @@ from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.layout import SEQ_LENS, TERMINATEDS, TRUNCATEDS, Layout, by_axis, map_columns
 from tfpolicies.batch.leaves import Column, Leaf, concatenate_columns, iterate_leaves
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
-from tfpolicies.types import Scalar
+from tfpolicies.type_aliases import Scalar
 
 if TYPE_CHECKING:
     from typing_extensions import Self

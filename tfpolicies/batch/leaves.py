@@ -15,7 +15,7 @@ import numpy as np
 
 from tfpolicies.batch.packing import PackedColumn
 from tfpolicies.errors import BatchError
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 if TYPE_CHECKING:
     import tensorflow as tf

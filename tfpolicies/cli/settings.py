@@ -24,7 +24,7 @@ from tfpolicies.errors import (
     UsageError,
     near_matches,
 )
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm

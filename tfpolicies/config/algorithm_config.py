@@ -19,7 +19,7 @@ from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.envs.vector import SteppedTogether
 from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches, show_value
 from tfpolicies.models.spaces import MASK
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.porting_tables import LATER_SETTINGS, codes, read_table
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 

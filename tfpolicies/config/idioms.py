@@ -24,7 +24,7 @@ from tfpolicies.porting_tables import (
     find_required_import,
     read_table,
 )
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

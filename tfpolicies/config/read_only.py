@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 from tfpolicies.config.policy_spec import PolicySpec
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 Write = Callable[[dict[str, Any]], None]
 

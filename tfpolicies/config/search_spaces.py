@@ -8,7 +8,7 @@ from typing import Any
 
 from tfpolicies.config.read_only import PLAIN
 from tfpolicies.errors import ConfigError
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 
 def require_values(searched: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.config.setting import Section, check, get_metadata, taken
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, near_matches
 from tfpolicies.extensions import EXTENSIONS, describe_import
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 logger = logging.getLogger("tfpolicies")
 

@@ -35,7 +35,7 @@ from tfpolicies.rules import (
     is_schedule,
     one_of,
 )
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 from tfpolicies.ways import WAYS
 
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()

@@ -13,7 +13,7 @@ import numpy as np
 from tfpolicies.config.read_only import copied, is_dict, merged
 from tfpolicies.errors import ConfigError, show_value
 from tfpolicies.rules import Rule, is_one_of
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 
 class Merge(enum.Enum):

@@ -20,7 +20,7 @@ from tfpolicies.models.registry import MODELS
 from tfpolicies.storage.import_paths import Missing, describe
 from tfpolicies.storage.json_values import encode_value, find_missing
 from tfpolicies.storage.places import Places
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 
 def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -> Any:

@@ -19,7 +19,7 @@ from tfpolicies.rules import is_one_of
 from tfpolicies.storage.import_paths import Missing, class_of_name
 from tfpolicies.storage.json_values import decode_value
 from tfpolicies.storage.places import Place, Places, admitted
-from tfpolicies.types import Json, Setting
+from tfpolicies.type_aliases import Json, Setting
 
 _FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: makes what `env_config` names
 _MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like PettingZoo's

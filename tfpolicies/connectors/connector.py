@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ConfigError, UsageError, near_matches
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 
 class AgentStep(NamedTuple):

@@ -33,7 +33,7 @@ from tfpolicies.errors import (
     UsageError,
 )
 from tfpolicies.storage.spaces_json import decode_space, encode_space
-from tfpolicies.types import Json, Structure
+from tfpolicies.type_aliases import Json, Structure
 
 logger = logging.getLogger("tfpolicies")
 _Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")

@@ -17,7 +17,7 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
 from tfpolicies.envs.repairs import BREAKS, hint_for
 from tfpolicies.errors import EnvError
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 _FLAGS = (bool, np.bool_)
 

@@ -32,7 +32,7 @@ from tfpolicies.envs.repairs import Repairs, describe_slow_call
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, unflatten
 from tfpolicies.envs.vector import Environments, PlainEnvironments, Step
 from tfpolicies.errors import EnvError, show_value
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 TRACE_SIGNAL = signal.SIGUSR1
 """Makes the process write where it is, also where it hangs in native code."""

@@ -43,7 +43,7 @@ from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.shared_arrays import SharedArrays, flatten, make_unnamed_file, unflatten
 from tfpolicies.envs.vector import Environments, Step, require_same_spaces
 from tfpolicies.errors import EnvError, show_value
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import NO_NUMBERS, all_finite
-from tfpolicies.types import Scalar, Structure
+from tfpolicies.type_aliases import Scalar, Structure
 
 logger = logging.getLogger("tfpolicies")
 

@@ -47,7 +47,7 @@ from tfpolicies.envs.repairs import (
 )
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import real
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 Broken: TypeAlias = dict[int, Exception]
 Infos: TypeAlias = Mapping[str, Any]

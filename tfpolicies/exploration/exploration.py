@@ -16,7 +16,7 @@ from tfpolicies.marks import for_place
 from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.rules import is_finite, is_schedule
 from tfpolicies.schedules import piecewise_linear
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 Curve: TypeAlias = Callable[[int], float]
 """From the time step to a number."""

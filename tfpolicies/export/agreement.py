@@ -12,7 +12,7 @@ from tfpolicies.export.verify import Comparison, Runner
 from tfpolicies.models.spaces import Leaf, pick
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 ROWS = 1000
 CLOSE = 0.01

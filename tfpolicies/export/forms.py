@@ -25,7 +25,7 @@ from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 TF_SERVING = "tf-serving"
 _SAVED_MODEL, _ONNX, _LITERT = "saved_model", "onnx", "litert"

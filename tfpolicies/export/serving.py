@@ -37,7 +37,7 @@ from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"

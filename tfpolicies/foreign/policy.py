@@ -22,7 +22,7 @@ from tfpolicies.foreign.wiring import LOGITS, Wiring, choices
 from tfpolicies.models.action_mapping import ActionMapping
 from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.policy import ActionBatch, Policy
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 IMPORTED = "imported"
 """The setting of a policy that has its model."""

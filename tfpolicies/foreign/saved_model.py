@@ -23,7 +23,7 @@ from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.system.paths import link_without_wildcards
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.system.regular_files import read_regular
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 _FILE = "saved_model.pb"
 _ACTION, _MEMORY, _SERVING = "action", "get_initial_state", "serving_default"

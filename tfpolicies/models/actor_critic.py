@@ -9,7 +9,7 @@ import keras
 
 from tfpolicies.models.calling import call_model
 from tfpolicies.models.catalog.memory import RememberingModel
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")

@@ -14,7 +14,7 @@ import numpy as np
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import all_layers, call_model, call_with_zeros, zeros
 from tfpolicies.models.ports import InputPorts
-from tfpolicies.types import Setting, TensorStructure
+from tfpolicies.type_aliases import Setting, TensorStructure
 
 
 class Architecture(NamedTuple):

@@ -14,7 +14,7 @@ from tfpolicies.models.extent import is_built_from_file, require_room_for_rows
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.work import ROWS, require_work
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 ZERO_ROWS = ROWS  # sequences, and steps of each, that a model is tried with
 

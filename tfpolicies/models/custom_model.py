@@ -36,7 +36,7 @@ from tfpolicies.models.settings import Settings, has_memory
 from tfpolicies.models.tanh_heads import ends_in_tanh, warn_of_tanh
 from tfpolicies.models.views import views_of
 from tfpolicies.models.warn_once import warn_once
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 Factory: TypeAlias = Callable[..., keras.Model]
 

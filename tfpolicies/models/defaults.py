@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from tfpolicies.errors import near_matches
 from tfpolicies.models.registry import MODELS
 from tfpolicies.rules import BOOL, COUNT, DICT, FINITE, Rule, is_count
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
 _MOST_STEPS = 1000  # of the past that are handed over beside a memory

@@ -21,7 +21,7 @@ from tfpolicies.models.running_filter import (
 )
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.models.spaces import MASK, batch_leaves, has_mask, leaves, nest, pick
-from tfpolicies.types import Setting, Structure
+from tfpolicies.type_aliases import Setting, Structure
 
 _EPSILON = 1e-8
 

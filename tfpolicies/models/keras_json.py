@@ -14,7 +14,7 @@ from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.models.extent import require_room
 from tfpolicies.models.keras_names import DTYPES, Kind, kinds
 from tfpolicies.models.work import Work, require_limits, require_work
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 _LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
 _KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # beside class and config

@@ -18,7 +18,7 @@ from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, plain_leaves
 from tfpolicies.models.preprocessing import encode, encoded_shape
 from tfpolicies.models.spaces import pick
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 Tensors: TypeAlias = Sequence[tf.Tensor]
 

@@ -29,7 +29,7 @@ from tfpolicies.models.spaces import (
     pick,
     port_names,
 )
-from tfpolicies.types import Structure, TensorStructure
+from tfpolicies.type_aliases import Structure, TensorStructure
 
 SEQ_LENS = "seq_lens"
 NOISE = "noise"

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfpolicies.errors import ObservationError
 from tfpolicies.models.spaces import Leaf, batch_leaves, cell_sizes, flat_rows, flat_size, is_choice
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np.ndarray:

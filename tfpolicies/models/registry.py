@@ -8,7 +8,7 @@ from typing import Any
 from tfpolicies.errors import ModelSettingError
 from tfpolicies.extensions import EXTENSIONS
 from tfpolicies.registers import Register
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 MODELS = Register("A model", ModelSettingError)
 

@@ -29,7 +29,7 @@ from tfpolicies.errors import ObservationError, WeightsError
 from tfpolicies.extensions import Extensible
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.rules import one_of
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 CLIP = 10.0  # normalised values are clipped to +-CLIP
 

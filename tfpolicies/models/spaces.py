@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 from tfpolicies.finite import NO_NUMBERS, is_finite
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 MASK, OBSERVATIONS = "action_mask", "observations"
 """The keys of observations with a mask, which policies obey."""

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, ConfigError
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 Shape = tuple[int, ...]
 

@@ -27,7 +27,7 @@ from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
 _MOST_AHEAD = 2**18  # numbers of noise, of 4 bytes each

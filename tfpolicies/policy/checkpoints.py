@@ -53,7 +53,7 @@ from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_name
 from tfpolicies.storage.places import admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 custom_object_scope = keras.saving.custom_object_scope
 

@@ -28,7 +28,7 @@ from tfpolicies.models.ports import PREVIOUS, View, leaf_ports, previous
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
 from tfpolicies.policy.input_dict import name_memory
 from tfpolicies.policy.recurrent_state import flatten_memory, unflatten_memory
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 if TYPE_CHECKING:
     from tfpolicies.program.program import Program

@@ -12,7 +12,7 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.rules import is_one_of
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 AUTOMATIC = ("inference", "jit_compile")
 """The settings whose "auto" each policy resolves for itself."""

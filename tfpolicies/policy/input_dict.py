@@ -7,7 +7,7 @@ from typing import Any
 
 from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import UsageError
-from tfpolicies.types import Memory, Structure
+from tfpolicies.type_aliases import Memory, Structure
 
 
 def name_memory(memory: Memory) -> dict[str, Any]:

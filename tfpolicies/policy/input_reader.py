@@ -12,7 +12,7 @@ from tfpolicies.errors import ObservationError, UsageError
 from tfpolicies.models.ports import PREVIOUS, InputPorts, View
 from tfpolicies.models.preprocessed import turned_back
 from tfpolicies.models.spaces import batch_leaves, numbers
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 _AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
 """Views of n steps that the arguments for the previous step give, where no view is that step."""

@@ -29,7 +29,7 @@ from tfpolicies.program.spec import static_settings
 from tfpolicies.program.traced_context import TracedContext
 from tfpolicies.program.view import ModelView, TapeOptimizer, TrainBatch
 from tfpolicies.state import PolicyState
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 
 class PolicyKind(Policy):

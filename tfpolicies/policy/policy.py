@@ -52,7 +52,7 @@ from tfpolicies.policy.prediction import predict
 from tfpolicies.policy.recurrent_state import flatten_memory
 from tfpolicies.policy.session import PolicySession
 from tfpolicies.system.paths import resolve_path
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 

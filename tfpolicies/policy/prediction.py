@@ -12,7 +12,7 @@ from tfpolicies.errors import UsageError, show_value
 from tfpolicies.models.spaces import Leaf, leaves, pick
 from tfpolicies.policy.recurrent_state import RecurrentState
 from tfpolicies.policy.session import PolicySession
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 def predict(

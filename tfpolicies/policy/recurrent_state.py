@@ -17,7 +17,7 @@ from tfpolicies.models.ports import (
     previous,
 )
 from tfpolicies.models.spaces import action_leaves
-from tfpolicies.types import Memory, Structure
+from tfpolicies.type_aliases import Memory, Structure
 
 _STATE_NAMES = {OBS: "obs_{}", ACTIONS: "action_{}", REWARDS: "rewards"}
 """What the past of a column is called in the state of a `RecurrentState`."""

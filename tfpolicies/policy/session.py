@@ -13,7 +13,7 @@ from tfpolicies.finite import is_finite
 from tfpolicies.models.spaces import batch_leaves, leaves, numbers
 from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.recurrent_state import RecurrentState
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 class PolicySession:

@@ -18,7 +18,7 @@ from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.program.program import Program
 from tfpolicies.rules import is_number
 from tfpolicies.state import PolicyState, Slot, StateLayout
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 def matched(

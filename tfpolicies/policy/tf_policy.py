@@ -58,7 +58,7 @@ from tfpolicies.schedules import piecewise_linear
 from tfpolicies.state import PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
 _MADE_ANEW |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}

@@ -15,7 +15,7 @@ from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.view import ModelView
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 
 class Chosen(NamedTuple):

@@ -16,7 +16,7 @@ from tfpolicies.models.spaces import Leaf
 from tfpolicies.program.functions import Differentiated, is_per_sequence
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.view import LOSS_MASK, nested_rows
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 _KINDS = ("mean", "min", "max")
 

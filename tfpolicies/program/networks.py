@@ -21,7 +21,7 @@ from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import Network
 from tfpolicies.rules import COUNT
 from tfpolicies.state import NetworkParts, Slot, StateLayout
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 _NAME = re.compile("[a-z][a-z0-9_]*")
 _PARTS = ("filter", "target", "learner", "optimizer")  # names of other parts of a state

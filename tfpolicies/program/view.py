@@ -16,7 +16,7 @@ from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 if TYPE_CHECKING:
     import keras

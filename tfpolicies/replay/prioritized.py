@@ -23,7 +23,7 @@ from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.ring_buffer import ReplayBuffer
 from tfpolicies.replay.sum_tree import SumTree
 from tfpolicies.rules import Rule, is_finite
-from tfpolicies.types import Scalar
+from tfpolicies.type_aliases import Scalar
 
 AMOUNT = Rule(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
 WEIGHTS, INDEXES = "weights", "batch_indexes"

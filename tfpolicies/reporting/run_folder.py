@@ -20,7 +20,7 @@ from tfpolicies.system.atomic import place_file, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock
 from tfpolicies.system.paths import resolve_path
 from tfpolicies.system.regular_files import read_regular
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1

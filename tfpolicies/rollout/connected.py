@@ -15,7 +15,7 @@ from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.policy_connection import NO_PIPELINES, pipelines_of
 from tfpolicies.rollout.timing import now
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 def connected(envs: Environments, policy: Policy) -> Environments:

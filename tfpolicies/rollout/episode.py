@@ -13,7 +13,7 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Step
 from tfpolicies.errors import UsageError
 from tfpolicies.extensions import EXTENSIONS, Extensible
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 SINGLE_AGENT = "agent0"
 

@@ -18,7 +18,7 @@ from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.rollout.sampler import Goal
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 AnyEnv = gym.Env[Any, Any] | MultiAgentEnv
 

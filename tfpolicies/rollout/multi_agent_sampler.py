@@ -39,7 +39,7 @@ from tfpolicies.rollout.policy_connection import pipelines_of
 from tfpolicies.rollout.sampler import LONG, Goal, Played, Sampler, warn_long_episode
 from tfpolicies.rollout.timing import now
 from tfpolicies.rollout.worker_policies import WorkerPolicies
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 _NOTHING: Mapping[str, Any] = {}
 

@@ -20,7 +20,7 @@ from tfpolicies.errors import ConfigError, ObservationError, SpaceError
 from tfpolicies.models.spaces import batch_leaves, leaves, nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker, Table
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 Pipelines = tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]
 NO_PIPELINES: Pipelines = (None, None)

@@ -12,7 +12,7 @@ from tfpolicies.errors import RequestError
 from tfpolicies.serving.calls import Answer, Call, Options
 from tfpolicies.serving.tensors import datatype_of, from_bytes, from_values
 from tfpolicies.serving.texts import quote, require_few, require_short
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 JSON_LENGTH = "inference-header-content-length"
 """The header that says how much of a body is JSON."""

@@ -12,7 +12,7 @@ import numpy as np
 from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.finite import is_finite
 from tfpolicies.serving.texts import quote, require_short
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 MOST_AXES = 32
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}

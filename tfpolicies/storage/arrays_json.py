@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import CheckpointError
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 DTYPES = {

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.json_values import decode_value, encode_value
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 _LARGEST_POOL = 1024  # words of a SeedSequence, which has 4 by default
 _NAMES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")

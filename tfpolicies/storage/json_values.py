@@ -37,7 +37,7 @@ from tfpolicies.storage.arrays_json import (
 )
 from tfpolicies.storage.import_paths import Missing, describe, import_path
 from tfpolicies.storage.spaces_json import decode_space, encode_space
-from tfpolicies.types import Json, Setting
+from tfpolicies.type_aliases import Json, Setting
 
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}

@@ -38,7 +38,7 @@ from tfpolicies.storage.hdf5_reader import Hdf5Object
 from tfpolicies.storage.hdf5_source import SIGNATURE, Hdf5Error, UnsupportedHdf5Error
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import read_regular
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
 _MAX_INFLATION = 100  # times the size in the archive, to which a part of it may unfold

@@ -11,7 +11,7 @@ from typing import Any
 from tfpolicies._version import __version__
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.spaces_json import require_plausible_spaces
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 FORMAT_VERSION = 1
 LARGEST = 1 << 25  # bytes of a manifest

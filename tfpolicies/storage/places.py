@@ -8,7 +8,7 @@ from typing import Any
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.import_paths import TRUSTED, Missing, resolve
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 
 @dataclass(frozen=True)

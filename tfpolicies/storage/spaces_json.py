@@ -20,7 +20,7 @@ from tfpolicies.storage.arrays_json import (
     encode_number,
     is_plain_dtype,
 )
-from tfpolicies.types import Json
+from tfpolicies.type_aliases import Json
 
 Space = spaces.Space[Any]
 Record = dict[str, Any]

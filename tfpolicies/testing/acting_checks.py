@@ -27,7 +27,7 @@ from tfpolicies.testing.subject import (
     require_finite,
     with_masks,
 )
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 _DRAWS, _AT_ONCE = 10_000, 500
 _FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import EnvError
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 class MemoryEnv(gym.Env):

@@ -15,7 +15,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.json_values import parts_in
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.subject import ROWS, Subject, all_same, arrays_in
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
 

@@ -24,7 +24,7 @@ from tfpolicies.models.spaces import (
 )
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 ROWS = 12  # of most batches that checks act on
 

@@ -17,7 +17,7 @@ from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import Settings, pair
 from tfpolicies.models.spaces import Leaf, Leaves
 from tfpolicies.models.warn_once import warn_once
-from tfpolicies.types import Setting
+from tfpolicies.type_aliases import Setting
 
 # By (height, width); a model reduces each of them to one pixel, but 64 x 64 to 3 x 3.
 CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {

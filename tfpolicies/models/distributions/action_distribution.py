@@ -26,7 +26,7 @@ from tfpolicies.models.distributions.gaussian import DiagGaussian
 from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box, nest, pick
 from tfpolicies.models.warn_once import warn_once
-from tfpolicies.types import TensorStructure
+from tfpolicies.type_aliases import TensorStructure
 
 
 class Product:

@@ -24,7 +24,7 @@ from tfpolicies.program.runtimes.runtime import (
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 from tfpolicies.system.interruptible import BackgroundCall
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 class Traced:

@@ -17,7 +17,7 @@ from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.system.interruptible import BackgroundCall
-from tfpolicies.types import Structure
+from tfpolicies.type_aliases import Structure
 
 
 class Actor(abc.ABC):
