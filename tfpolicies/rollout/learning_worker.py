@@ -11,6 +11,7 @@ from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import UsageError
+from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout.worker import Worker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
@@ -22,6 +23,11 @@ class LearningWorker(Worker):
     """Base class of `RolloutWorker`: updates the policies that are trained."""
 
     policies: WorkerPolicies
+
+    @property
+    def policy_map(self) -> PolicyMap:
+        """The policies by id."""
+        return self.policies.policy_map
 
     def sample_and_learn(
         self,

@@ -21,7 +21,6 @@ from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.extensions import Extensible
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout import worker_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
@@ -261,11 +260,6 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         return metrics
 
     # -- policies -----------------------------------------------------------------------------
-
-    @property
-    def policy_map(self) -> PolicyMap:
-        """The policies by id."""
-        return self.policies.policy_map
 
     @property
     def policy_dict(self) -> dict[str, PolicySpec]:

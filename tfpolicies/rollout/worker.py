@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +14,6 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy_map.policy_map import PolicyMap
 from tfpolicies.rollout.episode_seeds import EpisodeSeeds
 from tfpolicies.rollout.sampler import Sampler
 
@@ -37,6 +36,7 @@ class Worker:
     sampler: Sampler | None
     seconds_to_make: float
     has_episodes: bool
+    sample: Callable[[], SampleBatch | MultiAgentBatch]
     _stopped: bool = False
 
     @property
@@ -46,10 +46,6 @@ class Worker:
 
     def _sub_environments(self) -> list[Any]:
         return [] if self.environments is None else self.environments.get_sub_environments()
-
-    def sample(self) -> SampleBatch | MultiAgentBatch:
-        """Returns a batch."""
-        raise NotImplementedError
 
     def _require_sampler(self) -> Sampler:
         if self._stopped:
@@ -62,8 +58,3 @@ class Worker:
                 "env_creator or config.environment(...)."
             )
         return self.sampler
-
-    @property
-    def policy_map(self) -> PolicyMap:
-        """The policies by id."""
-        raise NotImplementedError
