@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.build import build_model
-from tfpolicies.models.catalog.initializers import initializer_of
+from tfpolicies.models.catalog.initializers import NormalizedColumns, initializer_of
 from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.spaces import leaves, port_names
@@ -453,3 +453,13 @@ def test_a_memory_that_cannot_be_understood_is_refused(make_model, words):
 def test_an_extra_input_that_does_not_exist_is_refused():
     with pytest.raises(ModelError, match=r"may name prev_actions, prev_rewards.*got 'rewards'"):
         extra_inputs(Subclassed(extra_inputs=["rewards"]))
+
+
+def test_a_kernel_of_one_row_stays_finite_where_a_draw_is_zero():
+    class Draws:
+        """A generator whose draws are given."""
+
+        def standard_normal(self, shape, dtype):
+            return np.array([[0.0, -2.0, 0.5]], dtype).reshape(shape)
+
+    assert NormalizedColumns(0.25).draw((1, 3), Draws()).tolist() == [[0.0, -0.25, 0.25]]

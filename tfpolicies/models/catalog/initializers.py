@@ -30,6 +30,7 @@ class NormalizedColumns(keras.initializers.Initializer):
         """Draws a kernel with the given generator, float32."""
         weights = rng.standard_normal(tuple(shape), np.float32)
         length = np.sqrt(np.square(weights).sum(axis=0, keepdims=True))
+        length[length == 0.0] = 1.0  # a draw may be 0, and columns of one row are one draw
         return (weights * (self.norm / length)).astype(np.float32)
 
     def get_config(self) -> dict[str, Any]:
