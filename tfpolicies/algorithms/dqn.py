@@ -215,7 +215,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         return state
 
     def _outputs_of(self, state: PolicyState, obs: Structure) -> tf.Tensor:
-        inputs = NetworkInputs([*map(tf.constant, self._acting.reader.read(obs))])
+        inputs = NetworkInputs([*map(tf.constant, self._acting.reader.read(obs, to_act=False))])
         with self.program.lock:
             self.program.model_of(state)
             return self.program.functions.network(inputs, training=False).outputs

@@ -206,12 +206,12 @@ class CompiledActing(Acting):
         del info, episode, kwargs
         if input_dict is None and self.reader.reads_obs_only and state is None and obs is not None:
             batch = obs[None] if isinstance(obs, np.ndarray) else with_batch_axis(obs)
-            inputs = self.reader.read_checked(batch)
+            inputs = self.reader.read(batch)
         else:
             row = input_dict or make_row(obs, state, prev_action, prev_reward)
             rows = add_batch_axis(row)
             previous = rows.get("prev_actions"), rows.get("prev_rewards")
-            inputs = self.reader.read_checked(rows["obs"], read_memory(rows), *previous, rows)
+            inputs = self.reader.read(rows["obs"], read_memory(rows), *previous, rows)
         explore = self.config["explore"] if explore is None else explore
         return self.run(inputs, explore, timestep), explore
 

@@ -46,33 +46,6 @@ class InputReader:
         self.reads_obs_only = not ports.views and not ports.is_recurrent
         self._ports, self._config, self.check = ports, config, check
 
-    def read_checked(
-        self,
-        obs_batch: Structure,
-        state_batches: Sequence[Any] | None = None,
-        prev_action_batch: Structure | None = None,
-        prev_reward_batch: Structure | None = None,
-        views: Mapping[str, Any] | None = None,
-    ) -> list[np.ndarray]:
-        """Returns what `read` does, if actions can be chosen for it.
-
-        Raises:
-            ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
-                `check_inputs=False`.
-        """
-        if self.reads_obs_only and state_batches is None:
-            try:
-                inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
-            except ObservationError as error:
-                inputs = turned_back(self.obs_leaves, obs_batch, error)
-        else:
-            inputs = self.read(
-                obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
-            )
-        if self._config["check_inputs"]:
-            self.check(inputs)
-        return inputs
-
     def read(
         self,
         obs_batch: Structure,
@@ -80,22 +53,40 @@ class InputReader:
         prev_action_batch: Structure | None = None,
         prev_reward_batch: Structure | None = None,
         views: Mapping[str, Any] | None = None,
+        *,
+        to_act: bool = True,
     ) -> list[np.ndarray]:
         """Returns one array per input port.
 
         Observations may be those of RLlib's preprocessors, too: see `turned_back`.
 
         Raises:
-            ObservationError: if the observations do not fit their space.
+            ObservationError: if the observations do not fit their space; with `to_act` also for NaN
+                and infinity, and for masks that allow nothing, unless `check_inputs=False`.
             UsageError: if the memory, or a view that the model reads, is missing or does not fit.
         """
-        ports = self._ports
         try:
             inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
         except ObservationError as error:
             inputs = turned_back(self.obs_leaves, obs_batch, error)
+        if not (self.reads_obs_only and state_batches is None):
+            previous = prev_action_batch, prev_reward_batch
+            inputs = self._add_further(inputs, state_batches, previous, views)
+        if to_act and self._config["check_inputs"]:
+            self.check(inputs)
+        return inputs
+
+    def _add_further(
+        self,
+        inputs: list[np.ndarray],
+        state_batches: Sequence[Any] | None,
+        previous: tuple[Structure | None, Structure | None],
+        views: Mapping[str, Any] | None,
+    ) -> list[np.ndarray]:
+        """Returns the leaves of the observations, and after them those of views and memory."""
+        ports = self._ports
         if ports.views:
-            arguments = dict(zip(PREVIOUS, (prev_action_batch, prev_reward_batch), strict=True))
+            arguments = dict(zip(PREVIOUS, previous, strict=True))
             inputs = inputs + self._seen({**(views or {}), **arguments})
         if ports.is_recurrent:
             inputs = inputs + self._memory(state_batches, len(inputs[0]))

@@ -351,7 +351,7 @@ class TFPolicy(PolicyKind):
         acting = self._acting
         previous = prev_action_batch, prev_reward_batch
         try:
-            inputs = acting.reader.read_checked(obs_batch, state_batches, *previous, views)
+            inputs = acting.reader.read(obs_batch, state_batches, *previous, views)
         except MemoryCountError as error:
             memory, shown = self._in_full(state_batches, error)
             found = self.compute_actions(
@@ -434,9 +434,8 @@ class TFPolicy(PolicyKind):
             BatchError: if there are not as many actions as observations.
         """
         del in_training
-        inputs = self._acting.reader.read(
-            obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
-        )
+        previous = prev_action_batch, prev_reward_batch
+        inputs = self._acting.reader.read(obs_batch, state_batches, *previous, views, to_act=False)
         return self._acting.log_likelihoods(actions, inputs, normalized=actions_normalized)
 
     # -- learning -----------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def _grouped(
             others.append((policy_id, policy))
             continue
         try:
-            inputs = acting.reader.read_checked(obs, *given.of(policy_id))
+            inputs = acting.reader.read(obs, *given.of(policy_id))
             inference = acting.inference
         except TfPoliciesError as error:
             raise type(error)(f"Policy {policy_id!r}: {error}") from error
