@@ -48,4 +48,4 @@ Setting: TypeAlias = Union[
     "Mapping[str, Setting]",
     None,
 ]
-"""What a setting of a config may be: a plain value, a class, function, space, or these nested."""
+"""The value of a setting: a plain value, a class, function or space, or these nested."""

@@ -14,7 +14,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.console import counted
 
 EnvSource = str | Callable[..., object] | None
-"""What an environment is made of: a name, a class or a function; None for no environment."""
+"""The source of environments: a name, a class or a function; None for no environment."""
 
 
 def complete_config(

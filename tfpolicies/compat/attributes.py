@@ -22,7 +22,7 @@ def as_method(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any
 
 
 NOT_SERIALIZABLE = "__not_serializable__"
-"""What `serialize()` has in place of functions and objects."""
+"""Stands for functions and objects in the result of `serialize()`."""
 
 
 def get_rollout_fragment_length(config: Any, worker_index: int = 0) -> int:

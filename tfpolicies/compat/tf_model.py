@@ -22,11 +22,11 @@ from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import flat_size, leaves, nest
 
 Columns = dict[str, Any]
-"""What `forward` is given, by name."""
+"""The inputs of `forward`, by name."""
 
 Memory = list[tf.Tensor]
 Outputs = tuple[tf.Tensor, Memory]
-"""What `forward` returns."""
+"""The result of `forward`."""
 
 
 class InputDict(dict[str, Any]):

@@ -24,7 +24,7 @@ from tfpolicies.type_aliases import Setting
 logger = logging.getLogger("tfpolicies")
 
 EnvSource = Setting | MultiAgentEnv | SteppedTogether | VectorEnv[Any, Any, Any]
-"""What `environment` takes: a name, a class, a creator or an environment."""
+"""An argument of `environment`: a name, a class, a creator or an environment."""
 
 
 class _NotProvided:

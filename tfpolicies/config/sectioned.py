@@ -34,7 +34,7 @@ Config = TypeVar("Config", bound="SectionedConfig")
 
 
 class _Layout(NamedTuple):
-    """What all configs of a class share, which is never written.
+    """The parts that all configs of a class share; they are never written.
 
     Attributes:
         sections: new ones, by name.
@@ -43,7 +43,7 @@ class _Layout(NamedTuple):
         groups: those of `GROUPS` whose settings there are.
         dict_names: the name of each setting in `to_dict()`, which no other setting has.
         readable: all names that can be read.
-        metadata: what `setting` was told of each setting.
+        metadata: the arguments that `setting` got for each setting.
     """
 
     sections: dict[str, Section]

@@ -52,7 +52,7 @@ def setting(
 
 @functools.cache
 def get_metadata(section: type) -> Mapping[str, Mapping[str, Any]]:
-    """Returns what `setting` was told of each setting of a section, by name."""
+    """Returns the arguments that `setting` got for each setting of a section, by name."""
     result: dict[str, Mapping[str, Any]] = {}
     for kind in reversed(section.__mro__):
         for each in vars(kind).get("__dataclass_fields__", {}).values():

@@ -12,7 +12,7 @@ from tfpolicies.errors import EnvError
 from tfpolicies.registers import Register
 
 Source: TypeAlias = str | type | Callable[..., Any] | gym.Env | VectorEnv
-"""What environments are made of: a name, a class, a function or an environment itself."""
+"""The source of environments: a name, a class, a function or an environment itself."""
 
 ENVIRONMENTS = Register("An environment", EnvError)
 

@@ -83,7 +83,7 @@ class InputReader:
         previous: tuple[Structure | None, Structure | None],
         views: Mapping[str, Any] | None,
     ) -> list[np.ndarray]:
-        """Returns the leaves of the observations, and after them those of views and memory."""
+        """Returns the inputs with those of views and memory after them, all of the same length."""
         ports = self._ports
         if ports.views:
             arguments = dict(zip(PREVIOUS, previous, strict=True))

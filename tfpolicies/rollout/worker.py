@@ -1,4 +1,4 @@
-"""What the parts of a worker read of it."""
+"""The attributes of a worker that its parts read."""
 
 from __future__ import annotations
 
