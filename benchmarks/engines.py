@@ -3,7 +3,7 @@
 Exports a policy with nested spaces and one with a memory for TensorFlow Serving, MLServer and
 KServe, and lets their published packages, in virtual environments that it makes, read what was
 written: the messages of warm-up requests, MLServer itself over HTTP, the models of an
-InferenceService. `tests/test_layouts.py` does the same for Triton, whose messages are light.
+InferenceService. `tests/export/test_layouts.py` does the same for Triton, whose messages are light.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from tiny import OBS, PLANE, TWO, batch_for, make, rows_of
 
 import tfpolicies
+from helpers.factories import OBS, PLANE, TWO, batch_for, make, rows_of
 from tfpolicies import (
     DQN,
     PPO,

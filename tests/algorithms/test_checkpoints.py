@@ -1,0 +1,695 @@
+"""Algorithms and policies saved and restored: exactly, safely, or not at all."""
+
+import json
+import pickle
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+from helpers.environments import SavedCountingEnv, SeededEnv
+from helpers.factories import OBS, TWO, assert_equal, make, rows_of, trajectory
+from tfpolicies import (
+    Algorithm,
+    DefaultCallbacks,
+    PGTF2Policy,
+    Policy,
+    PolicySpec,
+    PPOConfig,
+    PPOTF2Policy,
+    TFPolicy,
+)
+from tfpolicies.config.stored_settings import decode_settings, environment_of_file
+from tfpolicies.envs.registry import register_environment
+from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
+from tfpolicies.exploration.strategies import EpsilonGreedy
+from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint
+from tfpolicies.storage.json_values import Missing, encode_value, find_missing
+from tfpolicies.storage.manifest import checksum
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
+
+class OwnPolicy(PPOTF2Policy):
+    """A user's class, which no checkpoint can import by itself."""
+
+
+class Watching(DefaultCallbacks):
+    def on_checkpoint_loaded(self, *, algorithm):
+        algorithm.was_loaded = True
+
+
+def the_only_policy(agent_id, episode, worker=None, **kwargs):
+    return "default_policy"
+
+
+def config(env="CartPole-v1", **checkpointing):
+    return (
+        PPOConfig()
+        .environment(env)
+        .rollouts(num_envs_per_worker=2)
+        .training(
+            model={"fcnet_hiddens": [8]},
+            train_batch_size=64,
+            sgd_minibatch_size=32,
+            num_sgd_iter=2,
+            lr=1e-2,
+            entropy_coeff=0.01,
+        )
+        .framework(inference="tf", jit_compile=False)
+        .evaluation(evaluation_duration=2)
+        .debugging(seed=3, log_level="ERROR")
+        .checkpointing(**checkpointing)
+    )
+
+
+def weights_of(algorithm):
+    return list(algorithm.get_policy().get_weights().values())
+
+
+def assert_same_run(one, other):
+    for left, right in zip(weights_of(one), weights_of(other), strict=True):
+        np.testing.assert_array_equal(left, right)
+    states = [a.get_policy().get_state() for a in (one, other)]
+    assert states[0]["rng"] == states[1]["rng"]
+    assert states[0]["hyperparameters"] == states[1]["hyperparameters"]
+    assert states[0]["num_grad_updates"] == states[1]["num_grad_updates"]
+    assert one.counters == other.counters
+    assert one.iteration == other.iteration
+
+
+# -- algorithms -------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_run_resumed_with_new_episodes_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
+    algorithm = config(new_episodes_at_checkpoint=True).build()
+    for _ in range(3):
+        algorithm.train()
+    algorithm.evaluate()
+    saved = algorithm.save(tmp_path / "checkpoint")
+    resumed = Algorithm.from_checkpoint(saved)
+    for _ in range(3):
+        results = [a.train() for a in (algorithm, resumed)]
+    assert_same_run(algorithm, resumed)
+    assert results[0]["episode_reward_mean"] == results[1]["episode_reward_mean"]
+    evaluations = [a.evaluate()["evaluation"]["episode_reward_mean"] for a in (algorithm, resumed)]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_a_run_goes_on_within_its_episodes_where_environments_give_their_state(tmp_path):
+    def create(context):
+        return SavedCountingEnv(context.vector_index, [7, 5])
+
+    algorithm = config(create).build()
+    algorithm.train()
+    saved = algorithm.save(tmp_path / "checkpoint")
+    resumed = Algorithm.from_checkpoint(saved, config={"env": create})
+    batches = [a.worker.sample() for a in (algorithm, resumed)]
+    assert batches[0]["t"][0] > 0  # in the middle of an episode
+    for name in ("obs", "new_obs", "actions", "rewards", "t", "eps_id", "advantages"):
+        np.testing.assert_array_equal(batches[0][name], batches[1][name])
+    for a in (algorithm, resumed):
+        a.train()
+    assert_same_run(algorithm, resumed)
+
+
+def test_restore_brings_back_an_earlier_state(tmp_path):
+    algorithm = config().build()
+    algorithm.train()
+    algorithm.save(tmp_path)
+    before, counters = weights_of(algorithm), dict(algorithm.counters)
+    algorithm.train()
+    algorithm.restore(str(tmp_path))
+    for left, right in zip(before, weights_of(algorithm), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert algorithm.counters == counters
+    assert algorithm.iteration == 1
+    result = algorithm.train()
+    assert (result["training_iteration"], result["iterations_since_restore"]) == (2, 1)
+    assert result["time_since_restore"] == pytest.approx(result["time_this_iter_s"])
+
+
+def test_what_auto_became_is_kept(tmp_path):
+    algorithm = config().framework(inference="auto", jit_compile="auto").build()
+    assert algorithm.config["inference"] == "onnx"
+    assert algorithm.config["jit_compile"] is True
+    assert algorithm.config["rollout_fragment_length"] == 32
+    algorithm.save(tmp_path)
+    resumed = Algorithm.from_checkpoint(tmp_path)
+    assert resumed.config["inference"] == "onnx"
+    assert resumed.config["jit_compile"] is True
+
+
+def test_what_a_file_cannot_hold_is_named_when_saved_and_asked_for_all_at_once(tmp_path, caplog):
+    class Local(Watching):
+        pass
+
+    made = config(SeededEnv).callbacks(Local).multi_agent(policy_mapping_fn=the_only_policy)
+    algorithm = made.debugging(log_level="WARN").build()
+    for _ in range(2):
+        algorithm.save(tmp_path)
+    (told,) = [record.getMessage() for record in caplog.records]
+    call = "from_checkpoint(path, config={'env': ..., 'callbacks': ...}, policy_mapping_fn=...)."
+    assert told.endswith(f" PPO.{call}")
+    with pytest.raises(CheckpointError) as error:
+        Algorithm.from_checkpoint(tmp_path)
+    assert str(error.value).endswith(f" {call}")
+    for message in (told, str(error.value)):
+        for name in ("['env'] (helpers.environments:SeededEnv)", "Local)", ":the_only_policy)"):
+            assert name in message
+    given = {"env": SeededEnv, "callbacks": Local}
+    with pytest.raises(CheckpointError, match=r"\(path, policy_mapping_fn=\.\.\.\)\.$"):
+        Algorithm.from_checkpoint(tmp_path, config=given)
+    again = Algorithm.from_checkpoint(tmp_path, None, the_only_policy, config=given)
+    assert again.was_loaded
+
+
+def test_nothing_is_told_where_a_file_holds_all(tmp_path, caplog):
+    config().debugging(log_level="WARN").build().save(tmp_path)
+    assert not caplog.records
+
+
+def test_a_policy_that_is_saved_alone_warns_of_what_has_no_import_path(tmp_path):
+    class Local(Watching):
+        pass
+
+    policy = config(SeededEnv).callbacks(Local).build().get_policy()
+    with pytest.warns(UserWarning, match=r"stored by name only: .*Local\. Loading asks"):
+        policy.export_checkpoint(tmp_path)
+
+
+# -- what loading asks for --------------------------------------------------------------------
+
+
+def two_layers(observation_space, num_outputs, width=8):
+    layers = [keras.layers.Dense(width, "tanh"), keras.layers.Dense(num_outputs)]
+    return keras.Sequential(layers)
+
+
+class OwnLayer(keras.layers.Dense):
+    pass
+
+
+def own_layers(observation_space, num_outputs):
+    return keras.Sequential([OwnLayer(num_outputs)])
+
+
+@pytest.mark.core
+def test_a_policy_acts_without_the_callbacks_and_functions_of_its_training(tmp_path):
+    made = config(SeededEnv).callbacks(Watching)
+    made.multi_agent(policy_mapping_fn=the_only_policy)
+    made.evaluation(evaluation_config={"callbacks": Watching})
+    algorithm = made.build()
+    algorithm.save(tmp_path / "run")
+    algorithm.get_policy().export_checkpoint(tmp_path / "policy")
+    batch = {"default_policy": algorithm.worker.sample()}
+    (of_run,) = Policy.from_checkpoint(tmp_path / "run").values()
+    alone = Policy.from_checkpoint(tmp_path / "policy")
+    observations = np.stack([alone.observation_space.sample() for _ in range(3)])
+    for policy in (of_run, alone, alone.copy(), pickle.loads(pickle.dumps(alone))):
+        found, wanted = (
+            x.compute_actions(observations, explore=False)[0]
+            for x in (policy, algorithm.get_policy())
+        )
+        np.testing.assert_array_equal(found, wanted)
+        with pytest.raises(CheckpointError, match=r":Watching is needed now.*config=\{\.\.\.\}"):
+            policy.learn_on_batch(batch["default_policy"])
+    alone.export_checkpoint(tmp_path / "again")  # the names are kept
+    again = Policy.from_checkpoint(tmp_path / "again", config={"callbacks": Watching})
+    again.learn_on_batch(batch["default_policy"])
+    with pytest.raises(CheckpointError, match=r"config\['callbacks'\]"):
+        Algorithm.from_checkpoint(tmp_path / "run")
+
+
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_a_policy_with_a_factory_of_keras_layers_comes_back_without_the_factory(
+    framework, tmp_path
+):
+    model = {"custom_model": two_layers, "custom_model_config": {"width": 6}}
+    made = config("CartPole-v1").training(model=model).framework(framework)
+    algorithm = made.build()
+    algorithm.train()
+    algorithm.save(tmp_path)
+    (policy,) = Policy.from_checkpoint(tmp_path).values()
+    own = algorithm.get_policy()
+    assert_equal(policy.get_weights(), own.get_weights())
+    observations = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
+    for name in ("action_dist_inputs", "vf_preds"):
+        found, wanted = (
+            x.compute_actions(observations, explore=False)[2][name] for x in (policy, own)
+        )
+        np.testing.assert_array_equal(found, wanted)
+    policy.export_model(tmp_path / "exported", onnx=True)
+    policy.learn_on_batch(algorithm.worker.sample())
+    given = {"model": {"custom_model": two_layers}}
+    (by_factory,) = Policy.from_checkpoint(tmp_path, config=given).values()
+    assert by_factory.config["model"]["custom_model"] is two_layers
+    with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:two_layers\)"):
+        Algorithm.from_checkpoint(tmp_path)
+    assert type(Algorithm.from_checkpoint(tmp_path, config=given)) is type(algorithm)
+
+
+@pytest.mark.core
+def test_a_factory_of_layers_that_nothing_could_look_up_is_asked_for(tmp_path):
+    algorithm = config().training(model={"custom_model": own_layers}).build()
+    algorithm.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:own_layers\)"):
+        Policy.from_checkpoint(tmp_path)
+    given = {"model": {"custom_model": own_layers}}
+    (policy,) = Policy.from_checkpoint(tmp_path, config=given).values()
+    assert_equal(policy.get_weights(), algorithm.get_policy().get_weights())
+
+
+def damage_manifest(folder: Path) -> str:
+    (folder / "algorithm.json").write_text("{")
+    return "algorithm.json"
+
+
+def damage_arrays(folder: Path) -> str:
+    file = next(folder.glob("policies/*/weights-*.h5"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+    return file.name
+
+
+def truncate_arrays(folder: Path) -> str:
+    file = next(folder.glob("policies/*/optimizer-*.h5"))
+    file.write_bytes(file.read_bytes()[:-10])
+    return file.name
+
+
+def make_foreign(folder: Path) -> str:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    make().export_checkpoint(folder)
+    return "algorithm.json"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("damage", [damage_manifest, damage_arrays, truncate_arrays, make_foreign])
+def test_a_damaged_checkpoint_is_named_and_changes_nothing(damage, tmp_path):
+    algorithm = config().build()
+    algorithm.save(tmp_path)
+    algorithm.train()
+    before, iteration = weights_of(algorithm), algorithm.iteration
+    rng = algorithm.get_policy().get_state()["rng"]
+    name = damage(tmp_path)
+    with pytest.raises(CheckpointError, match=name):
+        algorithm.restore(tmp_path)
+    for left, right in zip(before, weights_of(algorithm), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert algorithm.get_policy().get_state()["rng"] == rng
+    assert algorithm.iteration == iteration
+
+
+def test_a_checkpoint_of_another_architecture_changes_nothing(tmp_path):
+    config().training(model={"fcnet_hiddens": [16]}).build().save(tmp_path)
+    algorithm = config().build()
+    before = weights_of(algorithm)
+    with pytest.raises(WeightsError, match=r"\(4, 8\).*\(4, 16\)"):
+        algorithm.restore(tmp_path)
+    for left, right in zip(before, weights_of(algorithm), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_run_folder_is_answered_with_the_checkpoint_in_it(tmp_path):
+    run = tmp_path / "ppo-run"
+    make().export_checkpoint(run / "checkpoints" / "best")
+    (run / "checkpoints" / "events").mkdir()
+    for folder in (run, tmp_path, run / "checkpoints"):
+        for kind in (Algorithm, TFPolicy):
+            with pytest.raises(CheckpointError, match=r"There is a checkpoint in .*: give.*best'"):
+                kind.from_checkpoint(folder)
+    with pytest.raises(CheckpointError, match=r"has no policy.json.$"):
+        TFPolicy.from_checkpoint(run / "checkpoints" / "events")
+
+
+def test_saved_models_of_all_policies_follow_a_checkpoint_if_asked_for(tmp_path):
+    algorithm = config(export_native_model_files=True).build()
+    before = algorithm.get_policy().get_state()
+    before["weights"] = {name: x * 0 for name, x in before["weights"].items()}
+    for turn in range(2):  # the second replaces the first
+        states = {"default_policy": before} if turn else None
+        path = algorithm.save(tmp_path, policy_states=states).checkpoint.path
+        exported = tf.saved_model.load(str(Path(path, "policies", "default_policy", "model")))
+        logits = exported(np.ones((1, 4), np.float32))["action_dist_inputs"]
+        assert bool(np.any(logits)) == (not turn)
+    assert not any(np.any(weight) for weight in weights_of(Algorithm.from_checkpoint(path)))
+
+
+def test_a_missing_checkpoint_is_not_found(tmp_path):
+    with pytest.raises(CheckpointError, match="not found"):
+        Algorithm.from_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="not found"):
+        TFPolicy.from_checkpoint(tmp_path / "nowhere")
+
+
+# -- policies ---------------------------------------------------------------------------------
+
+
+def learned(policy_class=PPOTF2Policy, **settings):
+    policy = make(policy_class, **settings)
+    batch = policy.postprocess_trajectory(trajectory(policy, 12))
+    policy.learn_on_batch(batch)
+    return policy, batch
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PGTF2Policy])
+def test_a_restored_policy_acts_and_learns_on_exactly_as_the_saved_one(policy_class, tmp_path):
+    policy, batch = learned(policy_class, lr=1e-2, grad_clip=0.5)
+    policy.set_hyper("lr", 5e-3)
+    policy.export_checkpoint(tmp_path)
+    twin = TFPolicy.from_checkpoint(tmp_path)
+    assert type(twin) is policy_class
+    assert twin.hyper("lr") == policy.hyper("lr")
+    assert twin.num_grad_updates == policy.num_grad_updates == 1
+    assert twin.global_timestep == policy.global_timestep
+    obs = rows_of(OBS, 50)
+    np.testing.assert_array_equal(
+        twin.compute_actions(obs).actions, policy.compute_actions(obs).actions
+    )
+    for each in (policy, twin):
+        each.learn_epochs(batch, 3, 5)
+    for left, right in zip(policy.get_weights().values(), twin.get_weights().values(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_given_state_is_written_instead_of_the_present_one(tmp_path):
+    policy, batch = learned()
+    state = policy.get_state()
+    policy.learn_on_batch(batch)
+    policy.export_checkpoint(tmp_path, policy_state=state)
+    assert TFPolicy.from_checkpoint(tmp_path).num_grad_updates == 1
+
+
+def test_policies_of_an_algorithm_are_loaded_by_id(tmp_path):
+    algorithm = config().build()
+    algorithm.save(tmp_path)
+    found = TFPolicy.from_checkpoint(tmp_path)
+    assert set(found) == {"default_policy"}
+    assert set(TFPolicy.from_checkpoint(tmp_path, ["default_policy"])) == {"default_policy"}
+    with pytest.raises(UnknownPolicyError, match="nobody"):
+        TFPolicy.from_checkpoint(tmp_path, ["nobody"])
+    make().export_checkpoint(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="one policy"):
+        TFPolicy.from_checkpoint(tmp_path / "one", ["default_policy"])
+
+
+def test_a_model_of_keras_layers_comes_back_with_the_checkpoint(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5), keras.layers.Dense(2)])
+    policy = make(model={"custom_model": model})
+    policy.export_checkpoint(tmp_path)
+    twin = TFPolicy.from_checkpoint(tmp_path)
+    obs = rows_of(OBS, 4)
+    np.testing.assert_array_equal(
+        twin.compute_actions(obs, explore=False).extras["action_dist_inputs"],
+        policy.compute_actions(obs, explore=False).extras["action_dist_inputs"],
+    )
+
+
+@pytest.mark.core
+def test_a_checkpoint_from_before_channels_could_be_first_keeps_its_network(tmp_path):
+    space = spaces.Box(0, 255, (3, 12, 12), np.uint8)
+    model = {"conv_filters": [[4, [3, 12], 1]], "channels_first": False}
+    policy = PPOTF2Policy(space, TWO, {"seed": 1, "model": model, "inference": "tf"})
+    policy.export_checkpoint(tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text())
+    del manifest["config"]["settings"]["model"]["channels_first"]
+    manifest["checksum"] = checksum(manifest)
+    (tmp_path / "policy.json").write_text(json.dumps(manifest))
+    twin = TFPolicy.from_checkpoint(tmp_path)
+    obs = np.random.default_rng(0).integers(0, 256, (5, *space.shape), np.uint8)
+    mine, own = (each.compute_actions(obs, explore=False) for each in (policy, twin))
+    for name, column in mine.extras.items():
+        np.testing.assert_array_equal(own.extras[name], column)
+
+
+def test_a_class_of_the_users_is_loaded_by_calling_it(tmp_path):
+    make(OwnPolicy).export_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"OwnPolicy\.from_checkpoint\(path\)"):
+        TFPolicy.from_checkpoint(tmp_path)
+    assert type(OwnPolicy.from_checkpoint(tmp_path)) is OwnPolicy
+
+
+def test_no_code_named_by_a_checkpoint_is_run(tmp_path):
+    make().export_checkpoint(tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text())
+    manifest["policy_class"] = {"$import": "os:system"}
+    (tmp_path / "policy.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"policy\.json"):
+        TFPolicy.from_checkpoint(tmp_path)
+
+
+FOREIGN = """
+from environments import SeededEnv
+from tfpolicies.exploration.strategies import StochasticSampling
+
+class Env(SeededEnv):
+    pass
+
+class Strategy(StochasticSampling):
+    pass
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A module of the user's; returns what makes Python forget that it was imported."""
+    (tmp_path / "foreign_module.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def forget():
+        return sys.modules.pop("foreign_module", None)
+
+    yield forget
+    forget()
+
+
+@pytest.mark.parametrize("name", ["foreign_module:Env", "foreign_module.Env"])
+def test_an_environment_that_a_file_names_is_not_imported(name, foreign, tmp_path, caplog):
+    settings = {"exploration_config": {"type": "foreign_module.Strategy"}}
+    made = config(name).exploration(**settings).debugging(log_level="WARN")
+    algorithm = made.evaluation(evaluation_config={"env": name, **settings}).build()
+    algorithm.save(tmp_path / "run")
+    names = ("env", "exploration_config", "evaluation_config")
+    call = f"(path, config={{{', '.join(f'{each!r}: ...' for each in names)}}})."
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.endswith(call)
+    assert foreign() is not None
+    with pytest.raises(CheckpointError) as error:
+        Algorithm.from_checkpoint(tmp_path / "run")
+    assert str(error.value).endswith(call)
+    for place in (
+        f"config['env'] ({name})",
+        f"config['evaluation_config']['env'] ({name})",
+        "config['exploration_config']['type'] (foreign_module.Strategy)",
+        "config['evaluation_config']['exploration_config']['type'] (foreign_module.Strategy)",
+    ):
+        assert place in str(error.value)
+    with pytest.raises(CheckpointError, match=r"\['exploration_config'\]\['type'\]"):
+        Policy.from_checkpoint(tmp_path / "run")
+    assert foreign() is None
+    given = {"env": name, **settings, "evaluation_config": {"env": name}}
+    assert Algorithm.from_checkpoint(tmp_path / "run", config=given).config.env == name
+    assert foreign() is not None
+
+
+def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(foreign, tmp_path):
+    name = "foreign_module:Env"
+    config(name).evaluation(evaluation_config={"env": name}).build().save(tmp_path / "run")
+    assert Algorithm.from_checkpoint(tmp_path / "run", config={"env": name}).config.env == name
+    again = Algorithm.from_checkpoint(
+        tmp_path / "run", config={"env": SeededEnv, "evaluation_config": None}
+    )
+    assert again.config.env is SeededEnv
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "is_taken"),
+    [
+        ("CartPole-v1", True),
+        ("nowhere/Unheard.Of-v0", True),  # it is looked up, not imported
+        ("registered_here:Env", True),
+        ("pettingzoo:classic/tictactoe_v3", True),
+        ("mpe2:simple_spread_v3", True),
+        ("tfpolicies.testing.environments:MaskedEnv", False),
+        ("tfpolicies.testing.environments.MaskedEnv", False),
+        ("mpe2:simple_spread_v3.os", False),
+        ("tfpolicies.storage.atomic:os", False),
+        ("tfpolicies.storage.checkpoint:write_checkpoint", False),
+        ("tfpolicies.policy.tf_policy:TFPolicy", False),
+        ("foreign_module:CartPole-v1", False),
+        ("mpe2:__main__", False),
+        ("mpe2:setup", False),
+        (":Env", False),
+        ("..Env", False),
+    ],
+)
+def test_a_file_may_choose_among_environments_that_are_there(name, is_taken):
+    register_environment("registered_here:Env", SeededEnv)
+    found = environment_of_file(name)
+    assert found == (name if is_taken else Missing(name, importable=True))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["GymV21Environment-v0", "GymV26Environment"])
+def test_an_environment_that_makes_what_its_settings_name_is_asked_for(name):
+    assert environment_of_file(name) == Missing(name)
+
+
+def test_objects_that_an_optimizer_would_make_are_held_back():
+    inner = {"module": "foreign_module", "class_name": "Inner", "config": {}}
+    settings = {"optimizer": {"type": "lossscaleoptimizer", "inner_optimizer": inner}}
+    found = decode_settings(encode_value({"policies": {"a": (None, None, None, settings)}}))
+    names = [missing.name for missing in find_missing(found).values()]
+    assert names == ["Inner"]
+
+
+def test_another_strategy_begins_as_it_is_made(tmp_path):
+    greedy = {"type": "EpsilonGreedy", "epsilon_timesteps": 100, "final_epsilon": 0.0}
+    algorithm = config().exploration(exploration_config=greedy).build()
+    policy = algorithm.get_policy()
+    for _ in range(2):  # the second begins at 30
+        policy.compute_actions(rows_of(policy.observation_space, 30))
+    algorithm.save(tmp_path / "greedy")
+
+    def explored(folder, **changed):
+        path, given = str(tmp_path / folder), {"exploration_config": changed} if changed else {}
+        found = Algorithm.from_checkpoint(path, config=given)
+        (single,) = Policy.from_checkpoint(path, config=given).values()
+        state = found.get_policy().get_exploration_state()
+        assert state == single.get_exploration_state()
+        found.save(tmp_path / "last")
+        return state
+
+    assert explored("greedy")["last_timestep"] == 30
+    assert explored("greedy", type=EpsilonGreedy)["last_timestep"] == 30
+    assert explored("greedy", type="SoftQ") == {}
+    assert explored("last", type="EpsilonGreedy") == {"cur_epsilon": 1.0, "last_timestep": 0}
+
+
+def test_only_the_json_format_and_no_prefix_are_taken(tmp_path):
+    with pytest.raises(ConfigError, match="checkpoint_format must be 'json', got 'cloudpickle'"):
+        make().export_checkpoint(tmp_path, checkpoint_format="cloudpickle")
+    with pytest.raises(ConfigError, match="filename_prefix"):
+        make().export_checkpoint(tmp_path, "old")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_makes_a_policy_and_one_without_a_spec_does_not():
+    policy, _ = learned()
+    twin = TFPolicy.from_state(policy.get_state())
+    assert type(twin) is PPOTF2Policy
+    assert twin.action_space == TWO
+    assert twin.num_grad_updates == 1
+    with pytest.raises(WeightsError, match="No `policy_spec` key"):
+        TFPolicy.from_state({"weights": {}})
+
+
+def test_a_policy_spec_survives_json_and_compares_by_its_four_fields():
+    spec = PolicySpec(PPOTF2Policy, OBS, TWO, {"gamma": 0.9, "model": {"fcnet_hiddens": [4]}})
+    record = json.loads(json.dumps(spec.serialize()))
+    assert PolicySpec.deserialize(record) == spec
+    assert spec != PolicySpec(PPOTF2Policy, OBS, TWO, {"gamma": 0.8})
+    assert spec != "a spec"
+    assert PolicySpec.deserialize(PolicySpec().serialize()) == PolicySpec()
+
+
+def test_a_policy_spec_with_a_class_of_the_users_asks_for_it():
+    spec = PolicySpec(OwnPolicy, OBS, TWO)
+    record = spec.serialize()
+    with pytest.raises(CheckpointError, match=r"OwnPolicy.*known=\{path: object\}"):
+        PolicySpec.deserialize(record)
+    known = {record["policy_class"]["$import"]: OwnPolicy}
+    assert PolicySpec.deserialize(record, known=known) == spec
+    with pytest.raises(CheckpointError, match="lacks policy_class"):
+        PolicySpec.deserialize({})
+
+
+def test_an_algorithm_with_one_agent_loads_with_the_policies_that_were_added(tmp_path):
+    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
+    algorithm = config.framework(inference="tf", jit_compile=False).debugging(seed=0).build()
+    algorithm.add_policy("snapshot", policy=algorithm.get_policy().copy("snapshot"))
+    algorithm.save(tmp_path)
+    again = Algorithm.from_checkpoint(tmp_path)
+    assert set(again.worker.policy_map) == {"default_policy", "snapshot"}
+    for policy_id, weights in algorithm.get_weights().items():
+        np.testing.assert_equal(again.get_weights([policy_id])[policy_id], weights)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("part", "entry", "value"),
+    [
+        ("progress", "episodes", {"$import": "os:system"}),
+        ("progress", "counters", []),
+        ("progress", "iteration", -1),
+        ("progress", "time_total_s", "long"),
+        ("worker", "global_vars", 5),
+        ("worker", "seeds_used", "many"),
+        ("evaluation", "seeds_used", 1),
+        ("roster", "policy_mapping_fn", 5),
+        ("roster", "policies_to_train", "all"),
+        ("roster", "policies_to_train", [["nested"]]),
+    ],
+)
+def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(
+    tmp_path, part, entry, value
+):
+    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
+    algorithm = config.framework(inference="tf", jit_compile=False).debugging(seed=0).build()
+    algorithm.save(tmp_path)
+    found = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
+    manifest = {name: each for name, each in found.manifest.items() if name not in _ADDED}
+    manifest[part] = {**(manifest[part] or {}), entry: value}
+    policies = {
+        pid: PolicyPart(
+            "policy.json", {k: x for k, x in each.manifest.items() if k not in _ADDED}, each.arrays
+        )
+        for pid, each in found.policies.items()
+    }
+    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, found.arrays, policies=policies)
+    weights = algorithm.get_weights()
+    other = {name: x + 1 for name, x in weights["default_policy"].items()}
+    algorithm.set_weights({"default_policy": other})
+    with pytest.raises(CheckpointError, match="lacks or garbles"):
+        algorithm.restore(tmp_path / "bad")
+    np.testing.assert_equal(algorithm.get_weights()["default_policy"], other)
+    with pytest.raises(CheckpointError, match="bad"):
+        Algorithm.from_checkpoint(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("lost", ["roster", "config", "algorithm_class"])
+def test_a_run_without_a_part_of_its_manifest_is_refused(tmp_path, lost):
+    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
+    config.framework(inference="tf", jit_compile=False).build().save(tmp_path)
+    found = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
+    manifest = {name: each for name, each in found.manifest.items() if name not in _ADDED}
+    del manifest[lost]
+    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, found.arrays, policies={})
+    with pytest.raises(CheckpointError, match=f"lacks or garbles '{lost}'"):
+        Algorithm.from_checkpoint(tmp_path / "bad")
+
+
+_ADDED = ("format_version", "tfpolicies_version", "arrays", "policies", "checksum")
+
+
+@pytest.mark.core
+def test_a_checkpoint_that_is_not_there_is_looked_for_in_its_run(tmp_path):
+    folder = tmp_path / "run" / "checkpoints" / "latest"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / "run" / "run.json", folder / "algorithm.json"):
+        path.write_text("{}")
+    for name in ("run", "run/checkpoint", "run/checkpoints/best"):
+        with pytest.raises(CheckpointError, match=f"give '{re.escape(str(folder))}'"):
+            Algorithm.from_checkpoint(tmp_path / name)

@@ -1,0 +1,509 @@
+"""DQN: the loss and its gradients by hand, targets, masks, n-step rows, what is refused."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from helpers.factories import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
+from helpers.marks import telling
+from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy, SampleBatch
+from tfpolicies.errors import (
+    ConfigError,
+    MissingColumnError,
+    ModelError,
+    UnsupportedSpaceError,
+)
+from tfpolicies.testing import check_policy
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
+UNIFORM = {"type": "MultiAgentReplayBuffer"}
+PRIORITIZED = {"type": "MultiAgentPrioritizedReplayBuffer"}
+LOWEST = np.finfo(np.float32).min
+MASKED = spaces.Dict(observations=OBS, action_mask=spaces.MultiBinary(3))
+THREE = spaces.Discrete(3)
+
+
+def dqn(obs=OBS, actions=TWO, model=None, **config):
+    quick = {"model": {"fcnet_hiddens": [4], **(model or {})}, "hiddens": [3]}
+    return make(DQNTF2Policy, obs, actions, **{**quick, **config})
+
+
+def transitions(policy, rows=6, seed=0):
+    """Returns random transitions, the last third of them terminated."""
+    rng = np.random.default_rng(seed)
+    space = policy.observation_space
+    return SampleBatch(
+        obs=rows_of(space, rows, seed),
+        new_obs=rows_of(space, rows, seed + 100),
+        actions=rng.integers(policy.action_space.n, size=rows),
+        rewards=rng.normal(scale=2.0, size=rows).astype(np.float32),
+        terminateds=np.arange(rows) >= rows - rows // 3,
+        weights=np.ones(rows, np.float32),
+    )
+
+
+def q_of(policy, obs):
+    return policy.compute_actions(obs, explore=False).extras["q_values"].astype(np.float64)
+
+
+def other_target(policy, scale=1):
+    """Gives the target network other weights than the online one; returns a policy that has them.
+
+    What that one's acting gives are the target's values.
+    """
+    twin = dqn(policy.observation_space, policy.action_space, seed=5, **same(policy))
+    twin.set_weights([scale * w for w in twin.get_weights().values()])
+    target = list(twin.get_weights().values())
+    policy.set_state({**policy.get_state(), "target_weights": target})
+    return twin
+
+
+def same(policy):
+    names = ("dueling", "double_q", "hiddens", "n_step", "observation_filter", "gamma")
+    return {name: policy.config[name] for name in names}
+
+
+def wanted_targets(policy, twin, batch, discount):
+    after = q_of(twin, batch["new_obs"])
+    chooser = q_of(policy, batch["new_obs"]) if policy.config["double_q"] else after
+    best = after[np.arange(len(after)), chooser.argmax(-1)]
+    return batch["rewards"] + discount * (1 - batch["terminateds"]) * best
+
+
+# -- loss -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("double_q", "dueling"),
+    telling(itertools.product([True, False], repeat=2), (True, True), (False, False)),
+)
+def test_the_td_error_is_that_of_the_papers(double_q, dueling):
+    policy = dqn(double_q=double_q, dueling=dueling, gamma=0.9)
+    policy.set_weights([30 * w for w in policy.get_weights().values()])
+    twin = other_target(policy, scale=30)  # so that the values differ much
+    batch = transitions(policy, 30)
+    online, target = q_of(policy, batch["new_obs"]), q_of(twin, batch["new_obs"])
+    assert (online.argmax(-1) != target.argmax(-1)).any()  # double Q-learning makes a difference
+    chosen = q_of(policy, batch["obs"])[np.arange(30), batch["actions"]]
+    wanted = chosen - wanted_targets(policy, twin, batch, 0.9)
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
+    found = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert (found.dtype, policy.num_grad_updates) == (np.float32, 0)
+    result = policy.learn_on_batch(batch)
+    np.testing.assert_allclose(result["td_error"], wanted, rtol=1e-4, atol=1e-4)
+    stats = result["learner_stats"]
+    assert set(stats) == {"cur_lr", "mean_q", "min_q", "max_q", "mean_td_error"}
+    for name, value in (
+        ("mean_q", chosen.mean()),
+        ("min_q", chosen.min()),
+        ("max_q", chosen.max()),
+        ("mean_td_error", wanted.mean()),
+    ):
+        assert stats[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+def test_gradients_are_those_of_the_weighted_mean_by_hand(loss):
+    policy = dqn(
+        model={"fcnet_hiddens": []}, hiddens=[], dueling=False, td_error_loss_fn=loss, gamma=0.5
+    )
+    batch = transitions(policy, 9)
+    batch["rewards"] *= 3  # beyond the bend of the Huber loss, too
+    batch["weights"] = np.linspace(0.2, 2.0, 9).astype(np.float32)
+    kernel, bias = policy.get_weights().values()
+    q, after = batch["obs"] @ kernel + bias, batch["new_obs"] @ kernel + bias
+    targets = batch["rewards"] + 0.5 * (1 - batch["terminateds"]) * after.max(-1)
+    rows = np.arange(9)
+    error = q[rows, batch["actions"]] - targets
+    assert (np.abs(error) > 1).any()
+    assert (np.abs(error) < 1).any()
+    slope = np.clip(error, -1, 1) if loss == "huber" else 2 * error
+    d_q = (batch["weights"] * slope / 9)[:, None] * np.eye(2)[batch["actions"]]
+    policy.set_hyper("grad_clip", None)
+    gradients, info = policy.compute_gradients(batch)
+    np.testing.assert_allclose(gradients[0], batch["obs"].T @ d_q, atol=1e-5)
+    np.testing.assert_allclose(gradients[1], d_q.sum(0), atol=1e-5)
+    assert info["learner_stats"]["mean_td_error"] == pytest.approx(error.mean(), rel=1e-4)
+    np.testing.assert_allclose(info["td_error"], error, rtol=1e-4)
+    policy.set_hyper("grad_clip", 0.01)
+    for gradient in policy.compute_gradients(batch)[0]:  # each by its own norm
+        assert np.linalg.norm(gradient) == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.core
+def test_a_duelling_network_adds_the_value_to_centred_advantages():
+    policy = dqn(actions=THREE, model={"fcnet_hiddens": []}, hiddens=[])
+    paths = [variable.path for variable in policy.model.variables]
+    assert paths == ["advantage_out/kernel", "advantage_out/bias", "value_out/kernel",
+                     "value_out/bias"]  # fmt: skip
+    rng = np.random.default_rng(1)
+    weights = [rng.normal(size=w.shape) for w in policy.get_weights().values()]
+    policy.set_weights(weights)
+    obs = rows_of(OBS, 5)
+    advantage, value = obs @ weights[0] + weights[1], obs @ weights[2] + weights[3]
+    wanted = value + advantage - advantage.mean(-1, keepdims=True)
+    extras = policy.compute_actions(obs, explore=False).extras
+    np.testing.assert_allclose(extras["q_values"], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(extras["q_values"], extras["action_dist_inputs"])
+
+
+def test_layers_are_named_after_their_part():
+    names = {variable.path.partition("/")[0] for variable in dqn().model.variables}
+    assert names == {"fc_1", "advantage_1", "advantage_out", "value_1", "value_out"}
+    names = {variable.path.partition("/")[0] for variable in dqn(dueling=False).model.variables}
+    assert names == {"fc_1", "q_1", "q_out"}
+
+
+# -- masks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_masked_actions_count_neither_in_the_mean_nor_in_the_maximum():
+    policy = dqn(MASKED, THREE, model={"fcnet_hiddens": []}, hiddens=[], gamma=0.5)
+    weights = [5 * rows_of(spaces.Box(-9, 9, w.shape, np.float32), 1, seed=i)[0]
+               for i, w in enumerate(policy.get_weights().values())]  # fmt: skip
+    policy.set_weights(weights)
+    mask = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 1]], np.int8)
+    obs = rows_of(OBS, 4)
+    advantage, value = obs @ weights[0] + weights[1], obs @ weights[2] + weights[3]
+    mean = (advantage * mask).sum(-1, keepdims=True) / mask.sum(-1, keepdims=True)
+    wanted = np.where(mask, value + advantage - mean, LOWEST)
+    seen = {"observations": obs, "action_mask": mask}
+    out = policy.compute_actions(seen, explore=False)
+    np.testing.assert_allclose(out.extras["q_values"], wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(out.actions, wanted.argmax(-1))
+    random = policy.compute_actions(seen, explore=True, timestep=0).actions  # epsilon is 1
+    assert mask[np.arange(4), random].all()
+    rewards, ends = np.zeros(4, np.float32), np.zeros(4)
+    found = policy.compute_td_error(seen, out.actions, rewards, seen, ends, np.ones(4))
+    np.testing.assert_allclose(found, 0.5 * wanted.max(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["huber", "mse"])
+def test_a_state_without_allowed_actions_is_worth_nothing_and_teaches_nothing(loss):
+    policy = dqn(MASKED, THREE, td_error_loss_fn=loss)
+    nothing = {"observations": rows_of(OBS, 2), "action_mask": np.zeros((2, 3), np.int8)}
+    batch = transitions(policy, 2)
+    batch["rewards"] = np.array([1.0, 2.0], np.float32)
+    batch["obs"]["action_mask"][:] = 1
+    batch["new_obs"] = nothing
+    q = q_of(policy, batch["obs"])[np.arange(2), batch["actions"]]
+    result = policy.learn_on_batch(batch)
+    np.testing.assert_allclose(result["td_error"], q - [1, 2], atol=1e-4)
+    batch["obs"] = nothing
+    gradients, _ = policy.compute_gradients(batch)
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+# -- n-step rows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_n_step_rows_sum_rewards_and_reach_further():
+    policy = dqn(n_step=3, gamma=0.5)
+    batch = trajectory(policy, 5)
+    batch["rewards"] = np.array([1, 2, 4, 8, 16], np.float32)
+    reached = batch["new_obs"].copy()
+    assert policy.postprocess_trajectory(batch) is batch
+    assert batch["rewards"].tolist() == [3, 6, 12, 16, 16]
+    assert batch["n_steps"].tolist() == [3, 3, 3, 2, 1]
+    assert batch["terminateds"].tolist() == [False, False, True, True, True]
+    assert batch["weights"].tolist() == [1] * 5
+    np.testing.assert_array_equal(batch["new_obs"], reached[[2, 3, 4, 4, 4]])
+
+
+@pytest.mark.core
+def test_gamma_is_raised_to_the_number_of_summed_rewards():
+    policy = dqn(n_step=3, gamma=0.5)
+    twin = other_target(policy)
+    batch = transitions(policy, 6)
+    batch["n_steps"] = np.array([1, 2, 3, 1, 2, 3], np.int32)
+    discount = np.array([0.5, 0.25, 0.125] * 2)
+    chosen = q_of(policy, batch["obs"])[np.arange(6), batch["actions"]]
+    wanted = chosen - wanted_targets(policy, twin, batch, discount)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-5)
+    del batch["n_steps"]
+    with pytest.raises(MissingColumnError, match="n_steps"):
+        policy.learn_on_batch(batch)
+
+
+def test_one_step_rows_get_weights_alone():
+    policy = dqn()
+    batch = trajectory(policy, 4)
+    before = set(batch)
+    policy.postprocess_trajectory(batch)
+    assert set(batch) - before == {"weights"}
+
+
+# -- the target network ---------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_the_target_follows_by_tau_and_zero_is_respected():
+    policy = dqn(tau=0.25)
+    twin = other_target(policy)
+    online, target = policy.get_weights(), list(twin.get_weights().values())
+
+    def now():
+        return list(policy.get_state()["target_weights"].values())
+
+    policy.update_target(tau=0)
+    assert all((a == b).all() for a, b in zip(now(), target, strict=True))
+    policy.update_target()
+    for found, q, t in zip(now(), online.values(), target, strict=True):
+        np.testing.assert_allclose(found, 0.25 * q + 0.75 * t, rtol=1e-5, atol=1e-6)
+    policy.update_target(1.0)
+    assert all((a == b).all() for a, b in zip(now(), online.values(), strict=True))
+    with pytest.raises(ConfigError, match="tau must be a number in"):
+        policy.update_target(1.5)
+    assert_equal(policy.get_weights(), online)
+    never = dqn(tau=0.0)
+    never.update_target()
+    assert never.hyper("tau") == 0.0
+
+
+@pytest.mark.core
+def test_learning_leaves_the_target_alone_and_states_restore_it():
+    policy = dqn(lr=0.1)
+    start = policy.get_state()["target_weights"]
+    policy.learn_on_batch(transitions(policy))
+    state = policy.get_state()
+    assert_equal(state["target_weights"], start)
+    other = dqn(seed=9, lr=0.1)
+    other.set_state(state)
+    assert_equal(other.get_state()["target_weights"], start)
+    batch = transitions(policy, seed=3)
+    np.testing.assert_array_equal(
+        policy.learn_on_batch(batch)["td_error"], other.learn_on_batch(batch)["td_error"]
+    )
+    other.set_weights(policy.get_weights())  # foreign weights begin in both networks
+    target = other.get_state()["target_weights"].values()
+    assert all((a == b).all() for a, b in zip(target, policy.get_weights().values(), strict=True))
+
+
+def test_a_checkpoint_holds_the_target(tmp_path):
+    policy = dqn(lr=0.1)
+    policy.learn_on_batch(transitions(policy))
+    policy.export_checkpoint(tmp_path)
+    loaded = DQNTF2Policy.from_checkpoint(tmp_path)
+    assert_equal(loaded.get_state()["target_weights"], policy.get_state()["target_weights"])
+    assert_equal(loaded.get_weights(), policy.get_weights())
+
+
+def test_online_and_target_network_see_observations_through_one_filter():
+    policy = dqn(observation_filter="MeanStdFilter")
+    twin = other_target(policy)
+    rows = 50 + 9 * rows_of(OBS, 100)
+    for each in (policy, twin):
+        each.filter.observe([rows])
+        each.driver.learning.flush_filters()
+    batch = transitions(policy, 9)
+    batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
+    chosen = q_of(policy, batch["obs"])[np.arange(9), batch["actions"]]
+    wanted = chosen - wanted_targets(policy, twin, batch, policy.hyper("gamma"))
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds")
+    found = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
+
+
+# -- learning -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jit", telling([False, True], False))
+def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
+    together, apart = dqn(lr=0.01, jit_compile=jit), dqn(lr=0.01)
+    batch = transitions(together, 20)
+    together.learn_epochs(batch, 1, 4, shuffle=False)
+    for start in range(0, 20, 4):
+        apart.learn_on_batch(batch[start : start + 4])
+    assert together.num_grad_updates == apart.num_grad_updates == 5
+    for a, b in zip(together.get_weights().values(), apart.get_weights().values(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_rows_that_fill_up_a_minibatch_do_not_count():
+    one, other = dqn(jit_compile=True), dqn()
+    batch = transitions(one, 7)
+    stats = [
+        policy.learn_epochs(batch, 1, size, shuffle=False)["learner_stats"]
+        for policy, size in ((one, 16), (other, 7))
+    ]
+    for name, value in stats[0].items():
+        assert value == pytest.approx(stats[1][name], rel=1e-4, abs=1e-6), name
+
+
+def test_policies_that_differ_in_numbers_share_one_trace():
+    policies = [dqn(gamma=g, lr=lr, tau=tau) for g, lr, tau in ((0.9, 0.1, 1.0), (0.5, 0.2, 0.1))]
+    assert policies[0].program is policies[1].program
+    for policy in policies:
+        policy.learn_on_batch(transitions(policy))
+    assert policies[0].program.functions.traces["learn_once"] == 1
+
+
+def test_epsilon_follows_the_timestep_that_is_given():
+    policy = dqn(
+        exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.0, "epsilon_timesteps": 100}
+    )
+    obs = rows_of(OBS, 1000)
+    greedy = policy.compute_actions(obs, explore=False).actions
+    for timestep, share in ((0, 0.5), (50, 0.75), (100, 1.0), (10_000, 1.0)):
+        agree = (policy.compute_actions(obs, timestep=timestep).actions == greedy).mean()
+        assert agree == pytest.approx(share, abs=0.06), timestep
+    policy.on_global_var_update({"timestep": 100})
+    out = policy.compute_actions(obs)
+    np.testing.assert_array_equal(out.actions, greedy)
+    assert (out.extras["action_logp"] == 0).all()
+    assert (out.extras["action_prob"] == 1).all()
+
+
+def test_graph_mode_computes_the_same():
+    settings = {"tau": 0.5, "lr": 0.01}
+    traced, graph = dqn(**settings), make(DQNTF1Policy, model={"fcnet_hiddens": [4]}, hiddens=[3],
+                                          **settings)  # fmt: skip
+    batch = transitions(traced, 12)
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
+    seen = []
+    for policy in (traced, graph):
+        policy.learn_epochs(batch, 1, 4, shuffle=False)
+        policy.update_target()
+        errors = policy.learn_on_batch(batch)["td_error"]
+        again = policy.compute_td_error(*(batch[name] for name in columns))
+        again = policy.compute_td_error(*(batch[name] for name in columns))
+        target = policy.get_state()["target_weights"]
+        seen.append([errors, again, q_of(policy, batch["obs"]), *target.values()])
+    for a, b in zip(*seen, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_it_keeps_the_contract_of_policies():
+    check_policy(dqn(), exports=False)
+
+
+# -- models and exports ---------------------------------------------------------------------------
+
+
+def test_a_model_of_ones_own_gives_the_values_itself():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    policy = dqn(model={"custom_model": model}, hiddens=[7])
+    kernel, bias = policy.get_weights().values()
+    obs = rows_of(OBS, 3)
+    np.testing.assert_allclose(q_of(policy, obs), obs @ kernel + bias, atol=1e-5)
+    assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("onnx", [None, True])
+def test_an_export_gives_values_and_greedy_actions(onnx, tmp_path):
+    policy = dqn(MASKED, THREE)
+    result = policy.export_model(tmp_path, onnx=onnx)
+    assert result.parity.largest_difference < 1e-4
+    text = next(tmp_path.rglob("policy_spec.json")).read_text()
+    assert '"q_values"' in text
+
+
+def test_images_go_through_convolutions():
+    space = spaces.Box(0, 255, (10, 10, 3), np.uint8)
+    policy = dqn(space)
+    assert {v.path.partition("/")[0] for v in policy.model.variables} >= {"conv_1", "advantage_1"}
+    assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", [PLANE, spaces.MultiDiscrete([2, 2]), spaces.Tuple([TWO])])
+def test_only_discrete_actions_have_values(space):
+    with pytest.raises(UnsupportedSpaceError, match="Discrete actions only"):
+        DQNTF2Policy(OBS, space, {})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"td_error_loss_fn": "l1"}, "td_error_loss_fn must be one of"),
+        ({"n_step": 0}, "n_step must be an integer >= 1"),
+        ({"tau": 1.1}, "tau must be a number in"),
+        ({"hiddens": [0]}, "hiddens must be a list"),
+        ({"training_intensity": 0}, "training_intensity"),
+        ({"target_network_update_freq": -1}, "target_network_update_freq"),
+        ({"replay_buffer_config": {"capacity": 0}}, "capacity"),
+        ({"replay_buffer_config": {"capacty": 9}}, "Did you mean 'capacity'"),
+        ({"replay_buffer_config": {"type": "Ring"}}, "type"),
+        ({"replay_buffer_config": {"memory_limit_bytes": -1}}, "`memory_limit_bytes` must be"),
+        ({"replay_buffer_config": {"storage_path": "/nowhere"}}, "a folder that is there"),
+        ({"replay_buffer_config": {**UNIFORM, "prioritized_replay_alpha": 0.6}}, "uniformly"),
+        ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_beta": -1}}, "number >= 0"),
+        ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_alfa": 1}}, "_alpha'"),
+        ({"replay_buffer_config": {"type": dict}}, "must be one of"),
+    ],
+)
+def test_a_setting_out_of_its_range_fails_at_the_call(settings, words):
+    config = DQNConfig()
+    with pytest.raises(ConfigError, match=words):
+        config.training(**settings)
+    assert config == DQNConfig()
+
+
+def test_a_memory_is_refused():
+    for name in ("use_lstm", "use_gru", "use_attention"):
+        with pytest.raises(ConfigError, match=f"{name}.*must be False"):
+            dqn(model={name: True})
+
+    def remembers(observation_space, num_outputs):
+        obs = keras.Input((3,), name="obs")
+        before = keras.Input((2,), name="prev_actions")
+        x = keras.layers.Concatenate()([obs, before])
+        return keras.Model({"obs": obs, "prev_actions": before}, keras.layers.Dense(2)(x))
+
+    with pytest.raises(ModelError, match="single transitions"):
+        dqn(model={"custom_model": remembers})
+
+
+def test_a_fragment_must_not_be_shorter_than_n_step():
+    config = DQNConfig().training(n_step=3)
+    config.validate()
+    with pytest.raises(ConfigError, match="must not be smaller than n_step=3"):
+        config.rollouts(rollout_fragment_length=2).validate()
+
+
+def test_defaults_are_those_of_the_contract():
+    config = DQNConfig()
+    assert (config.lr, config.train_batch_size, config.grad_clip) == (5e-4, 32, 40)
+    assert (config.n_step, config.double_q, config.dueling) == (1, True, True)
+    assert (config.hiddens, config.training_intensity) == ([256], None)
+    assert (config.target_network_update_freq, config.tau, config.adam_epsilon) == (500, 1.0, 1e-8)
+    assert config.num_steps_sampled_before_learning_starts == 1000
+    assert config.min_sample_timesteps_per_iteration == 1000
+    assert config.replay_buffer_config == {
+        "type": "MultiAgentPrioritizedReplayBuffer",
+        "capacity": 50_000,
+        "prioritized_replay_alpha": 0.6,
+        "prioritized_replay_beta": 0.4,
+        "prioritized_replay_eps": 1e-6,
+    }
+    assert config.rollout_fragment_length == "auto"
+    assert config.fragment_length() == 1
+    assert config.evaluation_config == {"explore": False}
+    assert config.exploration_config == {
+        "type": "EpsilonGreedy",
+        "initial_epsilon": 1.0,
+        "final_epsilon": 0.02,
+        "epsilon_timesteps": 10_000,
+    }
+
+
+def test_exploration_settings_are_merged_unless_the_type_changes():
+    config = DQNConfig().exploration(exploration_config={"epsilon_timesteps": 500})
+    assert config.exploration_config["type"] == "EpsilonGreedy"
+    assert config.exploration_config["epsilon_timesteps"] == 500
+    assert config.exploration_config["final_epsilon"] == 0.02
+    config.exploration(exploration_config={"type": "SoftQ", "temperature": 0.5})
+    assert config.exploration_config == {"type": "SoftQ", "temperature": 0.5}

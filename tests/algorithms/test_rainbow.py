@@ -1,0 +1,493 @@
+"""The parts of Rainbow: distributions of returns on atoms, noisy layers, and their combinations."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from algorithms.test_dqn import MASKED, THREE, dqn, q_of, transitions
+from algorithms.test_dqn_training import learned, tiny
+from helpers.factories import OBS, TWO, assert_equal, make, rows_of, varied
+from helpers.marks import telling
+from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy
+from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.models.catalog.layers import NoisyDense
+from tfpolicies.models.distributions import MASKED_LOGIT, Categorical
+from tfpolicies.models.distributions.action_values import AtomValues
+from tfpolicies.models.q_learning import atom_errors, atom_targets, projected
+from tfpolicies.policy_map.stacked_acting import compute_actions
+from tfpolicies.testing import check_policy
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
+PARTS = {"num_atoms": 5, "v_min": -2.0, "v_max": 2.0, "noisy": True}
+ATOMS = {name: PARTS[name] for name in ("num_atoms", "v_min", "v_max")}
+FIVE = np.linspace(-2.0, 2.0, 5, dtype=np.float32)
+
+
+def rainbow(obs=OBS, actions=TWO, **config):
+    return dqn(obs, actions, **{**PARTS, **config})
+
+
+def greedy_epsilon(value):
+    return {"exploration_config": {"type": "EpsilonGreedy", "epsilon_schedule": value}}
+
+
+# -- the projection -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reward", "discount", "wanted"),
+    [
+        (0.0, 1.0, [0.1, 0.2, 0.3, 0.4, 0.0]),  # where it was
+        (1.0, 1.0, [0.0, 0.1, 0.2, 0.3, 0.4]),  # from atom to atom
+        (0.25, 1.0, [0.075, 0.175, 0.275, 0.375, 0.1]),  # a quarter of each to the right
+        (5.0, 1.0, [0.0, 0.0, 0.0, 0.0, 1.0]),  # beyond the last atom
+        (-5.0, 1.0, [1.0, 0.0, 0.0, 0.0, 0.0]),
+        (-0.5, 0.0, [0.0, 0.5, 0.5, 0.0, 0.0]),  # the reward alone, between two atoms
+        (0.0, 0.5, [0.0, 0.2, 0.6, 0.2, 0.0]),  # -1, -1/2, 0, 1/2
+    ],
+)
+def test_a_moved_distribution_is_shared_by_the_nearest_atoms(reward, discount, wanted):
+    before = np.array([[0.1, 0.2, 0.3, 0.4, 0.0]], np.float32)
+    rows = np.array([reward], np.float32), np.array([discount], np.float32)
+    found = projected(before, *rows, FIVE).numpy()
+    np.testing.assert_allclose(found, [wanted], atol=1e-6)
+
+
+def test_the_projection_is_that_of_the_papers_loop():
+    rng = np.random.default_rng(0)
+    atoms, step = np.linspace(-10, 10, 51), 0.4
+    before = rng.dirichlet(np.ones(51), 40)
+    rewards, discounts = rng.normal(scale=6, size=40), rng.uniform(0, 1, 40)
+    wanted = np.zeros_like(before)
+    for row, j in itertools.product(range(40), range(51)):  # Bellemare et al. 2017, algorithm 1
+        moved = np.clip(rewards[row] + discounts[row] * atoms[j], -10, 10)
+        at = (moved + 10) / step
+        low, high = int(np.floor(at)), int(np.ceil(at))
+        if low == high:
+            wanted[row, low] += before[row, j]
+        else:
+            wanted[row, low] += before[row, j] * (high - at)
+            wanted[row, high] += before[row, j] * (at - low)
+    given = [np.asarray(x, np.float32) for x in (before, rewards, discounts, atoms)]
+    found = projected(*given).numpy()
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("v_min", "v_max", "count"),
+    [(1e7, 1e7 + 10.0, 51), (1e7, 1e7 + 50.0, 51), (-1e38, 1e38, 5), (0.0, 1e-37, 5)],
+)
+def test_projected_distributions_sum_to_one_wherever_the_atoms_are(v_min, v_max, count):
+    atoms = np.linspace(v_min, v_max, count, dtype=np.float32)
+    rng, width = np.random.default_rng(0), v_max - v_min
+    before = rng.dirichlet(np.ones(count), 40).astype(np.float32)
+    rewards = (rng.uniform(-1.0, 1.0, 40) * width).astype(np.float32)
+    discounts = rng.choice([0.0, 0.9, 1.0], 40).astype(np.float32)
+    found = projected(before, rewards, discounts, atoms).numpy()
+    np.testing.assert_allclose(found.sum(axis=-1), 1.0, atol=1e-5)
+    assert (found >= 0.0).all()
+    stays = projected(before, np.zeros(40, np.float32), np.ones(40, np.float32), atoms).numpy()
+    np.testing.assert_allclose(stays, before, atol=1e-6)
+
+
+def test_where_no_action_is_allowed_nothing_comes_after_and_nothing_is_learned():
+    logits = np.full((1, 2, 5), MASKED_LOGIT, np.float32)
+    one = np.ones(1, np.float32)
+    target = atom_targets(one, one, logits, logits[..., 0], FIVE).numpy()
+    np.testing.assert_allclose(target, [[0, 0, 0, 1, 0]], atol=1e-6)
+    assert atom_errors(logits, np.zeros(1, int), target).numpy().tolist() == [0.0]
+
+
+# -- distributions --------------------------------------------------------------------------------
+
+
+def test_the_value_of_an_action_is_the_mean_of_its_atoms():
+    kind = AtomValues(spaces.Discrete(2), (Categorical,), 3, 0.0, 4.0, False)
+    logits = np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]]).astype(np.float32)
+    np.testing.assert_allclose(kind.inputs_of(logits), [[1.5, 2.5]], atol=1e-6)
+    forbidden = kind.masked(logits, np.array([[1, 0]]))
+    np.testing.assert_allclose(kind.inputs_of(forbidden), [[1.5, MASKED_LOGIT]])
+    assert (kind.num_outputs, kind.num_inputs, kind.mask_size, kind.noise_size) == (6, 2, 2, 2)
+
+
+def test_a_mask_takes_forbidden_actions_out_of_the_mean_of_each_atom():
+    policy = dqn(MASKED, THREE, model={"fcnet_hiddens": []}, hiddens=[], **ATOMS)
+    varied(policy)
+    advantage_w, advantage_b, value_w, value_b = policy.get_weights().values()
+    obs = rows_of(OBS, 4)
+    mask = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 1]], np.int8)
+    advantage = (obs @ advantage_w + advantage_b).reshape(4, 3, 5)
+    value = (obs @ value_w + value_b)[:, None]
+    allowed = mask[:, :, None]
+    mean = (advantage * allowed).sum(1, keepdims=True) / allowed.sum(1, keepdims=True)
+    logits = value + advantage - mean
+    share = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    wanted = np.where(mask, (share * FIVE).sum(-1), MASKED_LOGIT)
+    out = policy.compute_actions({"observations": obs, "action_mask": mask}, explore=False)
+    np.testing.assert_allclose(out.extras["q_values"], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(out.actions, wanted.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("double_q", "dueling"),
+    telling(itertools.product([True, False], repeat=2), (True, True)),
+)
+def test_the_error_is_the_cross_entropy_of_the_projected_target(double_q, dueling):
+    policy = dqn(double_q=double_q, dueling=dueling, gamma=0.9, **ATOMS)
+    varied(policy)
+    twin = varied(dqn(double_q=double_q, dueling=dueling, gamma=0.9, seed=5, **ATOMS), seed=2)
+    target = list(twin.get_weights().values())
+    policy.set_state({**policy.get_state(), "target_weights": target})
+    batch = transitions(policy, 30)
+
+    def shares(each, obs):
+        logits = each._outputs_of(each._state, obs).numpy().reshape(-1, 2, 5).astype(np.float64)
+        return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+    rows = np.arange(30)
+    after = shares(twin, batch["new_obs"])
+    chooser = (shares(policy, batch["new_obs"]) if double_q else after) @ FIVE
+    discounts = 0.9 * (1 - batch["terminateds"]).astype(np.float32)
+    best = after[rows, chooser.argmax(-1)].astype(np.float32)
+    wanted = projected(best, batch["rewards"], discounts, FIVE).numpy()
+    present = shares(policy, batch["obs"])
+    wanted = -(wanted * np.log(present[rows, batch["actions"]])).sum(-1)
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
+    found = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    chosen = q_of(policy, batch["obs"])[rows, batch["actions"]]
+    np.testing.assert_allclose(chosen, (present @ FIVE)[rows, batch["actions"]], atol=1e-5)
+    result = policy.learn_on_batch(batch)
+    np.testing.assert_allclose(result["td_error"], wanted, rtol=1e-4)
+    stats = result["learner_stats"]
+    assert set(stats) == {"cur_lr", "mean_q", "min_q", "max_q", "mean_td_error"}
+    told = chosen.mean(), chosen.min(), chosen.max(), wanted.mean()
+    for name, value in zip(("mean_q", "min_q", "max_q", "mean_td_error"), told, strict=True):
+        assert stats[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_gradients_of_logits_are_what_they_say_minus_what_they_should():
+    policy = dqn(model={"fcnet_hiddens": []}, hiddens=[], dueling=False, grad_clip=None, **ATOMS)
+    varied(policy)
+    batch = transitions(policy, 9)
+    batch["terminateds"][:] = True  # so that the target is the reward alone
+    batch["weights"] = np.linspace(0.2, 2.0, 9).astype(np.float32)
+    kernel, bias = policy.get_weights().values()
+    logits = (batch["obs"] @ kernel + bias).reshape(9, 2, 5)
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    nothing = np.zeros(9, np.float32)
+    target = projected(shares[:, 0], batch["rewards"], nothing, FIVE).numpy()
+    taken = np.eye(2)[batch["actions"]][:, :, None]
+    slope = (taken * (shares - target[:, None]) * batch["weights"][:, None, None] / 9).reshape(
+        9, 10
+    )
+    gradients, _ = policy.compute_gradients(batch)
+    np.testing.assert_allclose(gradients[0], batch["obs"].T @ slope, atol=1e-5)
+    np.testing.assert_allclose(gradients[1], slope.sum(0), atol=1e-5)
+
+
+def test_a_model_of_ones_own_gives_the_logits_of_all_atoms():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(10)])
+    policy = dqn(model={"custom_model": model}, **ATOMS)
+    assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
+    narrow = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(ModelError, match="Give its last layer 10 units"):
+        dqn(model={"custom_model": narrow}, **ATOMS)
+
+
+# -- noisy layers ---------------------------------------------------------------------------------
+
+
+def test_a_noisy_layer_disturbs_each_weight_by_its_own_sigma():
+    layer = NoisyDense(2, 0.5)
+    x = np.array([[1.0, -2.0, 3.0], [0.5, 0.0, -1.0]], np.float32)
+    noise = np.array([[4.0, -1.0, 0.25, 9.0, -4.0], [1.0, 1.0, 0.0, 0.0, 1.0]], np.float32)
+    layer([x, noise])
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=w.shape).astype(np.float32) for w in layer.get_weights()]
+    kernel, bias, kernel_sigma, bias_sigma = weights
+    layer.set_weights(weights)
+    shaped = np.array([[2.0, -1.0, 0.5, 3.0, -2.0], [1.0, 1.0, 0.0, 0.0, 1.0]])
+    for row in range(2):
+        of_inputs, of_outputs = shaped[row, :3], shaped[row, 3:]
+        disturbed = kernel + kernel_sigma * np.outer(of_inputs, of_outputs)
+        wanted = x[row] @ disturbed + bias + bias_sigma * of_outputs
+        np.testing.assert_allclose(layer([x, noise])[row], wanted, rtol=1e-5, atol=1e-5)
+        shared = layer([x, noise[row : row + 1]])  # one draw for all rows
+        np.testing.assert_allclose(shared[row], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(layer([x, 0 * noise]), x @ kernel + bias)
+
+
+def test_a_noisy_layer_begins_at_sigma_0_by_the_root_of_its_inputs():
+    policy = rainbow(hiddens=[16], sigma0=0.8)
+    weights = policy.get_weights()
+    sigmas = [w for key, w in weights.items() if key.endswith("_sigma")]
+    starts = [0.4, 0.4, 0.2, 0.2] * 2  # behind 4 features and 16 hidden units
+    assert [np.unique(w).item() for w in sigmas] == pytest.approx(starts)
+    assert_equal(rainbow(hiddens=[16], sigma0=0.8).get_weights(), weights)
+    config = keras.saving.serialize_keras_object(policy.model)
+    twin = keras.saving.deserialize_keras_object(config)
+    assert [v.path for v in twin.variables] == [v.path for v in policy.model.variables]
+
+
+def test_each_row_acts_with_noise_of_its_own_and_greedily_with_the_mean():
+    policy = rainbow(**greedy_epsilon(0.0))
+    obs = np.repeat(rows_of(OBS, 1), 50, axis=0)
+    noisy = policy.compute_actions(obs, explore=True).extras["q_values"]
+    assert len(np.unique(noisy[:, 0])) == 50
+    mean = policy.compute_actions(obs, explore=False).extras["q_values"]
+    assert np.ptp(mean[:, 0]) < 1e-6
+    quiet = rainbow(sigma0=0.0, **greedy_epsilon(0.0))
+    found = quiet.compute_actions(obs, explore=True).extras["q_values"]
+    np.testing.assert_allclose(found, mean, atol=1e-6)
+
+
+def test_noise_is_the_policys_own_so_that_a_seed_repeats_and_learning_draws_anew():
+    one, other = rainbow(seed=3), rainbow(seed=3)
+    batch = transitions(one)
+    for policy in (one, other):
+        policy.compute_actions(batch["obs"], explore=True)
+        first = policy.learn_on_batch(batch)["td_error"]
+    np.testing.assert_array_equal(
+        one.compute_actions(batch["obs"], explore=True).extras["q_values"],
+        other.compute_actions(batch["obs"], explore=True).extras["q_values"],
+    )
+    assert_equal(one.get_weights(), other.get_weights())
+    state = one.get_state()
+    again = one.learn_on_batch(batch)["td_error"]
+    assert np.abs(again - first).max() > 1e-3  # far more than one small step changes
+    one.set_state(state)
+    np.testing.assert_array_equal(one.learn_on_batch(batch)["td_error"], again)
+
+
+def noisy_loss(policy, batch, noise):
+    """Returns the loss of a linear noisy network without duelling and atoms, in float64.
+
+    Args:
+        policy: whose weights are those of the online network.
+        batch: terminated transitions.
+        noise: `[5]` of the online network, for 3 inputs and 2 actions.
+    """
+    kernel, bias, kernel_sigma, bias_sigma = policy.get_weights().values()
+    shaped = np.sign(noise) * np.sqrt(np.abs(noise))
+    kernel = kernel + kernel_sigma * np.outer(shaped[:3], shaped[3:])
+    q = batch["obs"].astype(np.float64) @ kernel + bias + bias_sigma * shaped[3:]
+    chosen = q[np.arange(len(q)), batch["actions"]]
+    return 0.5 * np.mean(np.square(chosen - batch["rewards"]))  # errors are below 1
+
+
+def test_gradients_of_means_and_sigmas_are_finite_differences():
+    policy = dqn(model={"fcnet_hiddens": []}, hiddens=[], dueling=False, noisy=True, grad_clip=None)
+    batch = transitions(policy, 9)
+    batch["terminateds"][:] = True
+    batch["rewards"] = np.clip(batch["rewards"], -0.2, 0.2)
+    rng = np.random.default_rng()
+    rng.bit_generator.state = policy._state.learning_rng.bit_generator.state
+    noise = rng.standard_normal((1, 15), np.float32)[0, :5].astype(np.float64)
+    gradients, _ = policy.compute_gradients(batch)
+    start = policy.get_weights()
+    for gradient, (key, values) in zip(gradients, start.items(), strict=True):
+        for at in np.ndindex(values.shape):
+            sides = []
+            for step in (1e-2, -1e-2):
+                moved = values.copy()
+                moved[at] += step
+                policy.set_weights({**start, key: moved})
+                sides.append(noisy_loss(policy, batch, noise))
+            slope = (sides[0] - sides[1]) / 2e-2
+            assert gradient[at] == pytest.approx(slope, abs=2e-5), (key, at)
+
+
+def test_the_noise_of_convolutions_features_is_as_wide_as_they_are():
+    space = spaces.Box(0, 255, (13, 11, 2), np.uint8)
+    policy = rainbow(space, model={"conv_filters": [[4, 3, 2], [5, [3, 2], [2, 1]]]})
+    assert policy.compute_actions(rows_of(space, 2), explore=True).actions.shape == (2,)
+
+
+# -- all combinations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("atoms", "noisy", "dueling", "double_q", "n_step"),
+    telling(
+        [
+            (5, True, True, True, 3),
+            (1, True, False, False, 1),
+            (1, True, True, True, 1),
+            (5, True, False, False, 1),
+            (5, False, False, True, 3),
+            (5, False, True, False, 1),
+        ],
+        (5, True, True, True, 3),
+    ),
+)
+def test_each_part_goes_with_each_other(atoms, noisy, dueling, double_q, n_step):
+    parts = {"num_atoms": atoms, "noisy": noisy, "dueling": dueling, "double_q": double_q}
+    policy = rainbow(n_step=n_step, lr=0.01, v_min=-6.0, v_max=6.0, **parts)
+    batch = transitions(policy, 12)
+    batch["n_steps"] = np.full(12, n_step, np.int32)
+    start = np.mean(np.square(policy.learn_on_batch(batch)["td_error"]))
+    for _ in range(60):
+        result = policy.learn_on_batch(batch)
+    assert np.mean(np.square(result["td_error"])) < start
+    assert result["td_error"].shape == (12,)
+
+
+def test_one_seed_acts_alike_on_all_runtimes():
+    obs = rows_of(OBS, 6)
+    found = []
+    for kind, inference in ((DQNTF2Policy, "tf"), (DQNTF2Policy, "onnx"), (DQNTF1Policy, "tf")):
+        config = {"model": {"fcnet_hiddens": [4]}, "hiddens": [3], "inference": inference}
+        policy = make(kind, **PARTS, **config, **greedy_epsilon(0.2))
+        acted = [policy.compute_actions(obs, explore=True) for _ in range(5)]
+        found.append([np.concatenate([x.actions for x in acted]),
+                      np.concatenate([x.extras["q_values"] for x in acted])])  # fmt: skip
+        policy.learn_on_batch(transitions(policy))
+        found[-1].append(policy.compute_actions(obs, explore=True).extras["q_values"])
+    for actions, before, after in found[1:]:
+        np.testing.assert_array_equal(actions, found[0][0])
+        np.testing.assert_allclose(before, found[0][1], atol=1e-5)
+        np.testing.assert_allclose(after, found[0][2], atol=1e-4)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [DQNTF2Policy, DQNTF1Policy])
+def test_a_policy_with_all_parts_keeps_its_contract(kind):
+    config = {"model": {"fcnet_hiddens": [4]}, "hiddens": [3], "jit_compile": False}
+    check_policy(kind(MASKED, THREE, {**PARTS, **config, "seed": 0}))
+
+
+@pytest.mark.parametrize("onnx", [None, True])
+def test_an_export_takes_the_noise_and_is_greedy_without(onnx, tmp_path):
+    policy = rainbow(MASKED, THREE)
+    result = policy.export_model(tmp_path, onnx=onnx)
+    assert result.parity.largest_difference < 1e-4
+    text = next(tmp_path.rglob("policy_spec.json")).read_text()
+    assert '"q_values"' in text
+
+
+def test_many_noisy_policies_act_in_one_call():
+    policies = {str(i): rainbow(seed=i, **greedy_epsilon(0.1 * i)) for i in range(3)}
+    twins = {name: policy.copy() for name, policy in policies.items()}
+    for name, twin in twins.items():
+        twin.set_state(policies[name].get_state())
+    obs = {name: rows_of(OBS, 3, seed=i) for i, name in enumerate(policies)}
+    together = compute_actions(policies, obs, explore=True)
+    assert policies["0"].program.inference.stacked_actor("tf") is not None
+    for name, twin in twins.items():
+        alone = twin.compute_actions(obs[name], explore=True)
+        np.testing.assert_array_equal(together[name].actions, alone.actions)
+        np.testing.assert_allclose(
+            together[name].extras["q_values"], alone.extras["q_values"], atol=1e-5
+        )
+
+
+def test_a_checkpoint_resumes_to_the_bit(tmp_path):
+    policy = rainbow(lr=0.01)
+    batch = transitions(policy)
+    policy.learn_on_batch(batch)
+    policy.export_checkpoint(tmp_path)
+    loaded = DQNTF2Policy.from_checkpoint(tmp_path)
+    for each in (policy, loaded):
+        each.compute_actions(batch["obs"], explore=True)
+        each.learn_on_batch(batch)
+    assert_equal(loaded.get_weights(), policy.get_weights())
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_noise_needs_the_network_that_is_built_and_no_other_disturbance():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(10)])
+    with pytest.raises(ConfigError, match="noisy=True needs the network that DQN builds"):
+        rainbow(model={"custom_model": model})
+    with pytest.raises(ConfigError, match="both disturb the weights"):
+        rainbow(exploration_config={"type": "ParameterNoise"})
+    with pytest.raises(ConfigError, match="exploration_config must be a dict"):
+        rainbow(exploration_config={"type": np.array(["a", "b"])})
+
+
+def test_defaults_are_those_of_rllib():
+    config = DQNConfig()
+    assert (config.num_atoms, config.v_min, config.v_max) == (1, -10.0, 10.0)
+    assert (config.noisy, config.sigma0) == (False, 0.5)
+    assert config.training(noisy=True).exploration_config["final_epsilon"] == 0.02
+    for settings, words in (
+        ({"num_atoms": 0}, "num_atoms must be an integer >= 1"),
+        ({"v_min": 10}, "v_min must be less than v_max=10.0, got 10"),
+        ({"v_max": float("inf")}, "v_max must be a finite number"),
+        ({"sigma0": -1}, "sigma0 must be a number >= 0"),
+        ({"noisy": 1}, "noisy must be True or False"),
+        (
+            {"num_atoms": 51, "v_min": 1e7, "v_max": 1e7 + 10},
+            r"v_min, v_max and num_atoms must be numbers whose atoms are at least 1 apart, as "
+            r"float32 resolves them, got \[10000000.0, 10000010.0, 51\]",
+        ),
+        ({"num_atoms": 2, "v_min": 0.0, "v_max": 1e-40}, r"at least 1\.2e-38 apart"),
+        ({"num_atoms": 10**400}, "num_atoms must be numbers whose atoms are at least"),
+        ({"num_atoms": 2, "v_max": 1e39}, r"v_min and v_max must be at most 1e\+38 in size"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            config.training(**settings)
+    config.training(num_atoms=51, v_min=1e7, v_max=1e7 + 50)
+    config.training(num_atoms=1, v_min=1e7, v_max=1e7 + 1e-3)  # which has no atoms
+
+
+def test_policies_of_the_same_parts_share_a_program():
+    one, same, other = rainbow(), rainbow(seed=7, lr=0.1), rainbow(v_max=3.0)
+    assert one.program is same.program
+    assert one.program is not other.program
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+def test_a_run_with_all_parts_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
+    def config():
+        prioritized = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 64}
+        return tiny(
+            store_buffer_in_checkpoints=True, replay_buffer_config=prioritized, n_step=3, **PARTS
+        )
+
+    algorithm = config().build()
+    for _ in range(2):
+        algorithm.train()
+    algorithm.save(tmp_path)
+    restored = config().build()
+    restored.restore(tmp_path)
+    for _ in range(3):
+        a, b = (learned(each.train()) for each in (algorithm, restored))
+        assert a["learner_stats"] == b["learner_stats"]
+    assert_equal(restored.get_policy().get_weights(), algorithm.get_policy().get_weights())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "parts",
+    [{"num_atoms": 51, "v_min": 0.0, "v_max": 100.0}, {"noisy": True, **greedy_epsilon(0.0)}],
+    ids=["atoms", "noisy"],
+)
+def test_each_part_learns_to_balance_a_pole(parts):
+    exploration = parts.get("exploration_config", {"epsilon_timesteps": 3000})
+    config = DQNConfig().environment("CartPole-v1")
+    config.rollouts(num_envs_per_worker=4, rollout_fragment_length=16)
+    config.training(
+        lr=1e-3,
+        train_batch_size=64,
+        training_intensity=16,
+        model={"fcnet_hiddens": [64]},
+        hiddens=[64],
+        target_network_update_freq=200,
+        **{name: value for name, value in parts.items() if name != "exploration_config"},
+    )
+    config.exploration(exploration_config=exploration).debugging(seed=0, log_level="ERROR")
+    config.evaluation(evaluation_duration=20, evaluation_config={"explore": False})
+    algorithm = config.build()
+    while algorithm.counters["num_env_steps_sampled"] < 16_000:
+        algorithm.train()
+    assert algorithm.evaluate()["evaluation"]["episode_reward_mean"] > 100

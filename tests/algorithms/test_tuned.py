@@ -1,0 +1,152 @@
+"""Tuned settings: the table, what asks for it, and the command line."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from tfpolicies import AlgorithmConfig, PPOConfig, SACConfig
+from tfpolicies.algorithms.registry import find_algorithm
+from tfpolicies.algorithms.tuned import (
+    nearest_tuned,
+    register_tuned,
+    require_tuned,
+    tuned_entries,
+    tuned_settings,
+)
+from tfpolicies.algorithms.tuned_table import TUNED
+from tfpolicies.cli import main
+from tfpolicies.cli.settings import TrainSettings
+from tfpolicies.envs.packages import register_namespace
+from tfpolicies.errors import ConfigError
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(("algo", "env"), TUNED, ids=" on ".join)
+def test_an_entry_is_a_valid_config_and_names_its_source(algo, env):
+    config = find_algorithm(algo).get_default_config().environment(env)
+    config.update_from_dict(tuned_settings(algo, env)).validate()
+    entry = TUNED[algo, env]
+    assert re.search(r"hyperparams/\w+\.yml|arXiv:\d", entry.source)
+    assert entry.steps >= 20_000
+    assert entry.threshold is None or math.isfinite(entry.threshold)
+    sampled = config.fragment_length() * config.num_envs_per_worker
+    if "sgd_minibatch_size" in config:
+        assert sampled == config.train_batch_size
+    intensity = config.get("training_intensity")
+    assert intensity is None or intensity * sampled % config.train_batch_size == 0
+
+
+def test_environments_of_the_table_are_registered():
+    for _, env in TUNED:
+        if not env.startswith("envpool:"):
+            register_namespace(env)
+            assert gym.spec(env).id == env
+
+
+def test_settings_are_the_callers_to_change():
+    tuned_settings("PPO", "CartPole-v1")["model"]["fcnet_hiddens"].append(1)
+    assert tuned_settings("PPO", "CartPole-v1")["model"]["fcnet_hiddens"] == [64, 64]
+    assert tuned_settings("PPO", "Nothing-v0") == {}
+
+
+def test_a_config_begins_with_tuned_settings():
+    config = SACConfig.tuned("HalfCheetah-v4")
+    assert isinstance(config, SACConfig)
+    assert (config.env, config.lr, config.train_batch_size) == ("HalfCheetah-v4", 3e-4, 256)
+    robot = PPOConfig.tuned("Hopper-v5")
+    assert (robot.observation_filter, robot.reward_filter) == ("MeanStdFilter", "ReturnStdFilter")
+
+
+def test_an_unknown_pair_names_the_nearest_entries():
+    with pytest.raises(ConfigError, match=r"SAC on HalfCheetah-v3; nearest are SAC on HalfCheetah"):
+        SACConfig.tuned("HalfCheetah-v3")
+    with pytest.raises(ConfigError, match=r"AlgorithmConfig has no algorithm"):
+        AlgorithmConfig.tuned("CartPole-v1")
+    assert nearest_tuned("SAC", "MountainCarContinuous-v0") == (
+        "TD3 on MountainCarContinuous-v0, DDPG on MountainCarContinuous-v0"
+    )
+    assert nearest_tuned("SAC", "my_module:Drone") == ""
+    with pytest.raises(ConfigError, match=r"SAC on my_module:Drone; none are near\."):
+        SACConfig.tuned("my_module:Drone")
+
+
+def test_a_package_adds_entries_of_its_own(monkeypatch):
+    monkeypatch.setattr("tfpolicies.algorithms.tuned.TUNED", dict(TUNED))
+    register_tuned("MINE", "Mine-v0", {"lr": 1.0}, source="my paper", steps=7, deviations=["none"])
+    entry = require_tuned("MINE", "Mine-v0")
+    assert (entry.settings, entry.steps, entry.deviations) == ({"lr": 1.0}, 7, ("none",))
+    assert list(tuned_entries("MINE")) == [("MINE", "Mine-v0")]
+    assert ("PPO", "HalfCheetah-v5") in tuned_entries(env="cheetah")
+
+
+def test_train_says_which_settings_it_begins_with():
+    tuned = TrainSettings(env="HalfCheetah-v4", algo="SAC")
+    assert "hyperparams/sac.yml, for 1,000,000 steps; this run has 100,000." in tuned.told_tuned()
+    assert tuned.config().num_steps_sampled_before_learning_starts == 10_000
+    plain = TrainSettings(env="HalfCheetah-v4", algo="SAC", no_tuned=True)
+    assert plain.told_tuned() == "Settings: RLlib's defaults."
+    assert plain.config().num_steps_sampled_before_learning_starts == 1500
+    without = TrainSettings(env="HalfCheetah-v3", algo="SAC")
+    assert "none are tuned for SAC on HalfCheetah-v3 (nearest: SAC on" in without.told_tuned()
+
+
+def test_words_override_tuned_settings():
+    settings = TrainSettings(env="Pendulum-v1", algo="SAC", lr=2e-3, set=("tau=0.5",))
+    config = settings.config()
+    assert (config.lr, config.tau, config.train_batch_size) == (2e-3, 0.5, 256)
+
+
+def test_without_tuned_settings_each_step_of_a_replay_algorithm_has_an_update():
+    configs = [
+        TrainSettings(env="Acrobot-v1", algo=x, no_tuned=True).config() for x in ("DQN", "PPO")
+    ]
+    assert [config.num_envs_per_worker for config in configs] == [1, 8]
+
+
+def test_the_command_lists_entries(capsys):
+    assert main(["tuned", "--algo", "SAC", "--env", "cheetah-v5"]) == 0
+    shown = capsys.readouterr().out
+    assert "HalfCheetah-v5" in shown
+    assert "1,000,000 steps" in shown
+    assert "train_batch_size" in shown
+    assert "Unlike the source: actor and critics" in shown
+    assert main(["tuned"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(TUNED)
+    assert main(["tuned", "--env", "nothing"]) == 2
+    assert "no tuned settings with 'nothing'" in capsys.readouterr().err
+
+
+def test_listing_needs_no_tensorflow():
+    code = (
+        "import sys; from tfpolicies.cli import main; main(['tuned', '--algo', 'SAC']); "
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def rows_of_the_page():
+    rows = [line for line in (DOCS / "tuned.md").read_text().splitlines() if line[:2] == "| "]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {
+        (algo, env): rest
+        for algo, env, *rest in cells
+        if algo in ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")
+    }
+
+
+def test_the_page_shows_what_the_table_has():
+    wanted = {
+        (algo, f"`{env}`"): [
+            f"{entry.steps:,}",
+            "" if entry.threshold is None else f"{entry.threshold:,.1f}",
+            "; ".join(entry.deviations),
+        ]
+        for (algo, env), entry in TUNED.items()
+    }
+    assert rows_of_the_page() == wanted

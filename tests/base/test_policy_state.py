@@ -1,0 +1,70 @@
+"""What one policy owns: where its variables are, and how they come back."""
+
+import numpy as np
+import pytest
+
+from helpers.factories import assert_equal
+from tfpolicies.state import PolicyState, Slot, StateLayout
+
+SLOTS = [
+    Slot("kernel", (64, 64), "float32", "model"),
+    Slot("bias", (3,), "float32", "model"),
+    Slot("scale", (), "float32", "model"),
+    Slot("mean", (2,), "float64", "filter"),
+    Slot("moment", (2,), "float32", "learner"),
+]
+SMALL, LEARNER = "small of model/float32", "small of learner/float32"
+
+
+def left_state():
+    """Returns a state with filters, what an update left to it, and that by variable."""
+    state = PolicyState(StateLayout(SLOTS), [0.1], np.random.default_rng(0))
+    state.write({"mean": np.array([8.0, 9.0])})
+    kernel = np.arange(4096, dtype=np.float32)
+    small, moment = np.float32([1, 2, 3, 4]), np.float32([5, 6])
+    with state.lock:
+        state.leave({"kernel": kernel, SMALL: small, LEARNER: moment})
+    by_key = {
+        "kernel": kernel.reshape(64, 64),
+        "bias": small[:3],
+        "scale": small[3],
+        "moment": moment,
+    }
+    return state, by_key
+
+
+@pytest.mark.core
+def test_an_update_leaves_large_variables_singly_and_small_ones_joined():
+    pieces = StateLayout(SLOTS).pieces
+    assert {name: [slot.key for slot in piece] for name, piece in pieces.items()} == {
+        "kernel": ["kernel"],
+        SMALL: ["bias", "scale"],
+        LEARNER: ["moment"],
+    }
+
+
+@pytest.mark.core
+def test_acting_views_what_an_update_left_and_copies_nothing():
+    state, by_key = left_state()
+    with state.lock:
+        found = state.acting_arrays
+        assert found is state.acting_arrays
+        for key in ("kernel", "bias", "scale"):
+            np.testing.assert_array_equal(found[key], by_key[key])
+        assert np.shares_memory(found["kernel"], by_key["kernel"])
+        assert found["mean"].tolist() == [8.0, 9.0]
+        flat = np.concatenate([np.arange(4096), [1, 2, 3, 4]]).astype(np.float32)
+        assert_equal(state.acting, {"model/float32": flat, "filter/float64": [8.0, 9.0]})
+        assert state.left is not None
+
+
+@pytest.mark.core
+def test_what_an_update_left_is_copied_when_somebody_asks():
+    state, by_key = left_state()
+    version = state.version
+    wanted = {**by_key, "mean": [8.0, 9.0]}
+    assert_equal(state.arrays, {slot.key: wanted[slot.key] for slot in SLOTS})
+    assert (state.left, state.version) == (None, version)
+    assert not np.shares_memory(state.arrays["kernel"], by_key["kernel"])
+    with state.lock:
+        assert state.acting_arrays is state.arrays

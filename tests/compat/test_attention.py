@@ -1,0 +1,139 @@
+"""A memory around ported models, `GTrXLNet`, and memories as RLlib's scripts keep them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from helpers.factories import OBS, TWO, make, rows_of, varied
+from tfpolicies.compat import GTrXLNet, ModelCatalog, TFModelV2
+from tfpolicies.errors import UsageError
+
+FIVE = rows_of(OBS, 5, seed=3)
+UNITS = {"attention_dim": 4, "head_dim": 3, "memory_inference": 2, "position_wise_mlp_dim": 4}
+ATTENTION = {
+    "use_attention": True,
+    "attention_dim": 4,
+    "attention_num_heads": 2,
+    "attention_head_dim": 3,
+    "attention_memory_inference": 2,
+    "attention_position_wise_mlp_dim": 4,
+    "fcnet_hiddens": [],
+}
+LSTM = {"use_lstm": True, "lstm_cell_size": 4, "lstm_use_prev_action": True}
+
+
+class Doubling(TFModelV2):
+    """Features as in RLlib's example: nobody asks it for values."""
+
+    def __init__(self, obs_space, action_space, num_outputs, model_config, name, units=4):
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        assert num_outputs is None
+        self.num_outputs = units
+        self.hidden = keras.layers.Dense(units, "tanh")
+
+    def forward(self, input_dict, state, seq_lens):
+        self.rows = input_dict["obs_flat"].shape[0]
+        return self.hidden(input_dict["obs_flat"]), []
+
+    def value_function(self):
+        return tf.zeros(self.rows)
+
+    def hidden_of(self, obs):
+        return self.hidden(obs)
+
+
+class Inside(TFModelV2):
+    """Has attention as a part, which gives it features."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.inner = GTrXLNet(*args[:2], None, *args[3:], **UNITS)
+        self.out, self.value = keras.layers.Dense(self.num_outputs), keras.layers.Dense(1)
+
+    def forward(self, input_dict, state, seq_lens):
+        self.found, after = self.inner(input_dict, state, seq_lens)
+        return self.out(self.found), after
+
+    def get_initial_state(self):
+        return self.inner.get_initial_state()
+
+    def value_function(self):
+        return tf.reshape(self.value(self.found), [-1])
+
+
+ModelCatalog.register_custom_model("doubling", Doubling)
+ModelCatalog.register_custom_model("gtrxl", GTrXLNet)
+ModelCatalog.register_custom_model("inside", Inside)
+
+
+def played(policy):
+    """Returns what a policy computes in five steps of an episode."""
+    memory = policy.session(1).memory
+    acted = [memory.act([row[None]], False)[1]["action_dist_inputs"].copy() for row in FIVE]
+    return np.concatenate(acted)
+
+
+@pytest.mark.parametrize(
+    ("catalog", "model", "inference"),
+    [
+        ({**LSTM, "fcnet_hiddens": [4]}, {**LSTM, "custom_model": "doubling"}, "onnx"),
+        ({**LSTM, "fcnet_hiddens": [4]}, {**LSTM, "custom_model": "doubling"}, "session"),
+        (ATTENTION, {"custom_model": "gtrxl", "custom_model_config": UNITS}, "onnx"),
+    ],
+    ids=["lstm-onnx", "lstm-session", "gtrxl-onnx"],
+)
+def test_ported_models_with_a_memory_are_the_catalogs_own_ones(catalog, model, inference):
+    expected = varied(make(model=catalog))
+    policy = make(model=model, inference=inference)
+    policy.set_weights(list(expected.get_weights().values()))
+    np.testing.assert_allclose(played(policy), played(expected), atol=1e-6)
+
+
+def test_a_model_with_a_memory_around_it_has_its_own_methods():
+    policy = make(model={**LSTM, "custom_model": "doubling", "custom_model_config": {"units": 3}})
+    kernel, bias, *_ = policy.get_weights().values()
+    assert policy.model.num_outputs == 3
+    hidden_of = policy.model.hidden_of  # kept, and called with the weights of its policy
+    make(model={**LSTM, "custom_model": "doubling", "custom_model_config": {"units": 3}}, seed=1)
+    np.testing.assert_allclose(hidden_of(FIVE), np.tanh(FIVE @ kernel + bias), atol=1e-6)
+
+
+def test_attention_may_be_a_part_of_another_model():
+    policy = make(model={"custom_model": "inside"})
+    assert [part.shape for part in policy.get_initial_state()] == [(2, 4), (1,)]
+    state = [np.stack([part] * 5) for part in policy.get_initial_state()]
+    found, after, _ = policy.compute_actions(FIVE, state)
+    assert TWO.contains(found[0])
+    assert after[1].tolist() == [[1.0]] * 5
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_windows_of_the_last_outputs_are_a_memory_of_attention(units):
+    model = {**ATTENTION, "attention_num_transformer_units": units}
+    policy = varied(make(model=model))
+    windows, found = [np.zeros((2, 4), np.float32)] * units, []
+    for row in FIVE:
+        _, newest, extras = policy.compute_single_action(row, windows, explore=False)
+        assert [part.shape for part in newest] == [(4,)] * units
+        windows = [np.concatenate([w, [x]])[1:] for w, x in zip(windows, newest, strict=True)]
+        found.append(extras["action_dist_inputs"])
+    np.testing.assert_allclose(found, played(policy), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def attention():
+    return make(model=ATTENTION)
+
+
+@pytest.mark.parametrize(
+    "memory", [[], [np.zeros((3, 4))], [np.zeros((2, 4))] * 3, [np.zeros(4)], [None]]
+)
+def test_other_memories_are_refused_as_before(memory, attention):
+    with pytest.raises(UsageError, match=r"a memory of 2 arrays"):
+        attention.compute_actions(FIVE[:1], memory)
+
+
+def test_windows_need_the_names_for_ported_code(no_extensions, attention):
+    with pytest.raises(UsageError, match=r"a memory of 2 arrays"):
+        attention.compute_single_action(FIVE[0], [np.zeros((2, 4))])

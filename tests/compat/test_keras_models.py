@@ -1,0 +1,183 @@
+"""Keras models in ported code: classes of RLlib's form, and what scripts read of `policy.model`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+
+from helpers.factories import OBS, TWO, make, rows_of
+from tfpolicies import PGTF2Policy, PPOTF2Policy
+from tfpolicies.compat import FullyConnectedNetwork, ModelCatalog, VisionNetwork
+from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.testing import random_batch
+
+FIVE = rows_of(OBS, 5, seed=3)
+
+
+class Cells(keras.Model):
+    """An LSTM in RLlib's form of a Keras model."""
+
+    def __init__(self, input_space, action_space, num_outputs, *, name="", cells=3):
+        super().__init__(name=name)
+        self.cells, self.seen = cells, (input_space.shape, action_space.n)
+        self.lstm = keras.layers.LSTM(cells, return_sequences=True, return_state=True)
+        self.logits, self.value = keras.layers.Dense(num_outputs), keras.layers.Dense(1)
+
+    def call(self, sample_batch):
+        lengths = sample_batch["seq_lens"]
+        x = tf.reshape(sample_batch["obs"], [tf.shape(lengths)[0], -1, *self.seen[0]])
+        before = [sample_batch["state_in_0"], sample_batch["state_in_1"]]
+        mask = tf.sequence_mask(lengths, tf.shape(x)[1])
+        x, h, c = self.lstm(x, mask=mask, initial_state=before)
+        rows = tf.reshape(x, [-1, self.cells])
+        return self.logits(rows), [h, c], {"vf_preds": tf.reshape(self.value(rows), [-1])}
+
+    def get_initial_state(self):
+        return [np.zeros(self.cells, np.float32), np.zeros(self.cells, np.float32)]
+
+    def double_cells(self):
+        return 2 * self.cells
+
+
+class Plain(keras.Model):
+    """Without a memory and without values; in training mode it adds 1."""
+
+    def __init__(self, input_space, action_space, num_outputs, *, name):
+        super().__init__(name=name)
+        self.out = keras.layers.Dense(num_outputs, kernel_initializer="ones")
+
+    def call(self, sample_batch, training=False):
+        return self.out(sample_batch["obs_flat"]) + float(training), []
+
+
+def with_class(kind, policy_class=PPOTF2Policy, obs=OBS, **config):
+    model = {"custom_model": kind, "custom_model_config": config, "max_seq_len": 2}
+    return make(policy_class, obs, model=model)
+
+
+@pytest.fixture(scope="module")
+def remembering():
+    return with_class(Cells, cells=3)
+
+
+@pytest.mark.core
+def test_a_keras_class_with_a_memory_acts_as_its_layers_say(remembering):
+    policy = remembering
+    memory = [np.full((5, 3), 0.5, np.float32), np.full((5, 3), -0.5, np.float32)]
+    _, after, extras = policy.compute_actions(FIVE, memory, explore=False)
+    layers = policy.model.base_model
+    x, h, c = layers.lstm(FIVE[:, None], initial_state=memory)
+    np.testing.assert_allclose(extras["action_dist_inputs"], layers.logits(x[:, 0]), atol=1e-5)
+    np.testing.assert_allclose(extras["vf_preds"], layers.value(x[:, 0])[:, 0], atol=1e-5)
+    np.testing.assert_allclose(after, [h, c], atol=1e-5)
+    assert (policy.model.name, layers.seen, policy.model.double_cells()) == ("Cells", ((3,), 2), 6)
+
+
+def test_a_keras_class_with_a_memory_learns_and_is_called_as_rllibs_users_do(remembering):
+    policy = remembering.copy()
+    before = policy.get_weights()
+    policy.learn_on_batch(random_batch(policy, 6))
+    assert all(np.any(before[key] != w) for key, w in policy.get_weights().items())
+    lengths, memory = np.array([2, 1], np.int32), [np.zeros((2, 3), np.float32)] * 2
+    named = {f"state_in_{i}": x for i, x in enumerate(memory)}
+    outputs, after = policy.model({"obs": FIVE[:4], **named}, memory, lengths)
+    assert (outputs.shape, [x.shape for x in after]) == ((4, 2), [(2, 3)] * 2)
+    assert policy.model.value_function().shape == (4,)
+
+
+def test_a_keras_class_without_values_and_with_discrete_observations():
+    ModelCatalog.register_custom_model("plain", Plain)
+    policy = with_class("plain", policy_class=PGTF2Policy, obs=spaces.Discrete(3))
+    _, _, extras = policy.compute_actions([0, 2], explore=False)
+    np.testing.assert_allclose(extras["action_dist_inputs"], np.ones((2, 2)))  # one-hot rows
+    assert "vf_preds" not in extras
+    critic = with_class("plain")  # a value network of the catalog is built beside it
+    assert critic.compute_actions(FIVE).extras["vf_preds"].shape == (5,)
+
+
+def test_a_keras_class_of_another_form_is_refused_with_what_to_write():
+    class OneOutput(Plain):
+        def call(self, sample_batch):
+            return self.out(sample_batch["obs_flat"])
+
+    with pytest.raises(ModelError, match=r"OneOutput.call must return \(outputs"):
+        with_class(OneOutput)
+
+    class OldName(Plain):
+        def call(self, sample_batch):
+            keras.layers.LSTM(2)(inputs=sample_batch["obs_flat"][:, None])
+
+    with pytest.raises(ModelError, match="called `sequences`: leave the name `inputs=` out"):
+        with_class(OldName)
+    with pytest.raises(ModelError, match="OneOutput could not be made"):
+        with_class(OneOutput, cells=3)
+
+
+# -- what is read of `policy.model` -----------------------------------------------------------
+
+
+@pytest.mark.core
+def test_the_catalogs_model_has_what_scripts_read_of_it():
+    policy = make()
+    model = policy.model
+    with pytest.raises(ConfigError, match="was not called yet"):
+        model.value_function()
+    logits, _ = model({"obs": FIVE})
+    extras = policy.compute_actions(FIVE, explore=False).extras
+    np.testing.assert_allclose(logits, extras["action_dist_inputs"], atol=1e-6)
+    np.testing.assert_allclose(model.value_function(), extras["vf_preds"], atol=1e-6)
+    assert (model.base_model, model.is_time_major()) == (model, False)
+    assert list(model.view_requirements) == list(model.inference_view_requirements) == ["obs"]
+    assert policy.model is model
+    assert [v.shape for v in policy.variables()] == [w.shape for w in policy.get_weights().values()]
+
+
+def test_what_is_read_of_a_model_is_no_part_of_it():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    policy = make(PGTF2Policy, model=model)
+    told = policy.model
+    told(FIVE)
+    with pytest.raises(ConfigError, match="has no value output"):
+        told.value_function()
+    again = make(PGTF2Policy, model=told)  # as a template, with these weights
+    outputs = told(FIVE).numpy()
+    np.testing.assert_array_equal(again.model(FIVE).numpy(), outputs)
+    assert not hasattr(keras.models.clone_model(told), "view_requirements")
+
+
+def test_the_views_of_a_model_with_a_memory_say_what_it_reads():
+    settings = {"use_lstm": True, "lstm_cell_size": 2, "max_seq_len": 3, "fcnet_hiddens": []}
+    settings |= {"lstm_use_prev_action": True, "lstm_use_prev_reward": True}
+    model = make(model=settings).model
+    states = [f"state_{way}_{i}" for i in (0, 1) for way in ("in", "out")]
+    assert list(model.view_requirements) == ["obs", "prev_actions", "prev_rewards", *states]
+    assert model.view_requirements["prev_actions"].shift == -1
+    assert model.view_requirements["state_in_1"].batch_repeat_value == 3
+    reads = ["obs", "prev_actions", "prev_rewards", "state_in_0", "state_in_1"]
+    assert list(model.inference_view_requirements) == reads
+
+
+def test_the_catalog_gives_convolutions_for_images_of_its_sizes():
+    space = spaces.Box(-1.0, 1.0, (10, 10, 3))
+    model = ModelCatalog.get_model_v2(space, TWO, 2, {}, framework="tf2")
+    assert isinstance(model, VisionNetwork)
+    outputs, _ = model({"obs": space.sample()[None]})
+    assert (outputs.shape, model.value_function().shape) == ((1, 2), (1,))
+
+
+def test_make_model_may_give_what_the_catalog_gives():
+    class Own(PPOTF2Policy):
+        def make_model(self):
+            spaces_of = self.observation_space, self.action_space
+            return ModelCatalog.get_model_v2(*spaces_of, 2, {"fcnet_hiddens": [4]})
+
+    policy = make(Own)
+    assert isinstance(policy.model.inner, FullyConnectedNetwork)
+    extras = policy.compute_actions(FIVE, explore=False).extras
+    outputs, state = policy.model({"obs": FIVE})
+    np.testing.assert_allclose(outputs, extras["action_dist_inputs"], atol=1e-6)
+    np.testing.assert_allclose(policy.model.value_function(), extras["vf_preds"], atol=1e-6)
+    assert state == []
+    named = policy.model.inner.variables(as_dict=True)
+    assert "base_model.fc_out.kernel:0" in named

@@ -1,0 +1,153 @@
+"""The tables of the guide for porting are those that `tfpolicies port` and messages go by."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tfpolicies import SACConfig
+from tfpolicies.compat.extension import RECORDED, RLlibExtension
+from tfpolicies.compat.rllib_names import ATTRIBUTES, INSTEAD, MODULES, PLACES, SECTIONS
+from tfpolicies.config.dialect import ALIASES
+from tfpolicies.config.idioms import setting_answer
+from tfpolicies.porting_tables import (
+    KERAS,
+    LATER_SETTINGS,
+    RLLIB,
+    SB3,
+    SB3_SETTINGS,
+    update_tables,
+)
+
+HOME = Path(__file__).parents[2]
+GUIDE = HOME / "docs" / "porting.md"
+PAGES = sorted({*HOME.glob("*.md"), *HOME.glob("docs/**/*.md"), *HOME.glob("examples/*.md")})
+SOURCES = sorted({*HOME.glob("tfpolicies/**/*.py"), *HOME.glob("benchmarks/*.py")})
+
+
+def table_lines() -> list[str]:
+    names = GUIDE.read_text().partition("\n### Names\n")[2].partition("\n### ")[0]
+    return [line for line in names.splitlines() if line.startswith(("| `", "| **"))]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+ROWS = [cells(line) for line in table_lines() if line.startswith("| `")]
+"""Of the table: RLlib's names, what is here, and what differs."""
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]*)`", cell)
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def headings(page: Path) -> list[str]:
+    return re.findall(r"^#+ (.*)", prose(page), re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns what may stand behind the # of a link, by GitHub's rule for headings."""
+    slugs = {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings(page)}
+    return slugs | {*re.findall(r'<a id="([^"]*)">', page.read_text())}
+
+
+# -- the table ----------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_guide_are_those_of_the_file() -> None:
+    page = GUIDE.read_text()
+    for header in (RLLIB, LATER_SETTINGS, *SB3_SETTINGS, SB3, KERAS):
+        assert page.count(f"\n{header}\n|---|") == 1
+    assert update_tables(page) == page
+    changed = page.replace("| `num_epochs` | `num_sgd_iter` |\n", "| `mine` | `yours` |\n")
+    assert changed != page == update_tables(changed)
+    assert update_tables("| Mine | here |\n|---|---|\n") == "| Mine | here |\n|---|---|\n"
+
+
+def test_the_command_and_configs_go_by_the_tables() -> None:
+    assert PLACES["ray.rllib.policy.sample_batch", "SampleBatch"] == ("tfpolicies", "SampleBatch")
+    assert PLACES["ray.rllib.env", "EnvContext"] == ("tfpolicies.compat", "EnvContext")
+    assert PLACES["ray.train", "report"] == ("tfpolicies.compat.tune", "report")
+    assert MODULES["ray.rllib.algorithms.ppo.ppo"] == "tfpolicies.algorithms.ppo"
+    assert MODULES["ray.tune"] == "tfpolicies.compat.tune"
+    assert ("ray.rllib.env.external_env", "ExternalEnv") not in PLACES
+    assert INSTEAD["JsonReader"] == "Use policy.learn_on_batch(batch), with batches that you read."
+    assert not INSTEAD.keys() & {name for _, name in PLACES}
+    assert ALIASES["num_epochs"] == "num_sgd_iter"
+    config = SACConfig().to_dict()
+    assert setting_answer("ent_coef", dict.fromkeys(config, "training")) == (
+        "training(initial_alpha=...)"
+    )
+
+
+def test_the_table_has_the_names_that_only_compat_makes_known() -> None:
+    asked = {
+        word
+        for names, here, _ in ROWS
+        if here.startswith("not ") or "with `import tfpolicies.compat`" in here
+        for word in re.findall(r"\w+", " ".join(code(names)))
+    }
+    assert asked >= ATTRIBUTES
+    added = {
+        name
+        for getters in (RLlibExtension.attributes, RLlibExtension.class_attributes)
+        for names in getters.values()
+        for name in names
+    }
+    recorded = {name for names in RECORDED.values() for name in names}
+    assert added - recorded - {"_value_fn_out"} == ATTRIBUTES
+
+
+def test_the_table_can_be_searched_by_eye() -> None:
+    names = [cells[0].replace("`", "").casefold() for cells in ROWS]
+    assert names == sorted(names)
+    assert len(names) == len({*names})
+    part = ""
+    for line in table_lines():
+        found = re.match(r"\| \*\*(.*?)\*\*", line)
+        part = found[1] if found else part
+        assert found or line[3:].casefold().startswith(part.casefold())
+
+
+def test_a_row_of_the_table_says_two_sentences_at_most() -> None:
+    assert {len(row) for row in ROWS} == {3}
+    texts = [re.sub(r"`[^`]*`", "x", differs) for _, _, differs in ROWS]
+    assert [text for text in texts if len(re.findall(r"[.!?](?= |$)", text)) > 2] == []
+    assert [text for text in texts if text and not text.endswith(".")] == []
+
+
+# -- links --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(HOME)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]*)\)", prose(page)):
+        path, _, anchor = link.partition("#")
+        if not link.startswith("http"):
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_every_section_that_a_message_names_is_there() -> None:
+    assert {*SECTIONS.values(), "Names"} <= {*headings(GUIDE)}
+    named = {
+        found
+        for source in SOURCES
+        for found in re.findall(r'"([^"{}]+)" in `?docs/([\w.]+\.md)', source.read_text())
+    }
+    assert ("Views", "models.md") in named
+    lost = [(text, page) for text, page in named if text not in headings(HOME / "docs" / page)]
+    assert lost == []
+
+
+def test_every_page_that_a_message_names_is_there() -> None:
+    text = "".join(source.read_text() for source in SOURCES)
+    pages = {*re.findall(r"docs/[\w/-]+\.md", text)}
+    assert "docs/porting.md" in pages
+    assert [page for page in pages if not (HOME / page).exists()] == []

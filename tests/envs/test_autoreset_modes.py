@@ -1,0 +1,126 @@
+"""Vector environments whose metadata does not say how they reset: found out, or refused."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from helpers.environments import CountingEnv, NestedCountingEnv
+from tfpolicies import PPOConfig
+from tfpolicies.envs.vector import VectorEnvironments
+from tfpolicies.errors import EnvError
+
+SAME, NEXT = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
+
+
+class Paying(CountingEnv):
+    """Earns 1 + step at each step, so that a step differs from a reset."""
+
+    def reward(self, episode, step, action):
+        return 1.0 + step
+
+
+class PayingLater(CountingEnv):
+    """Earns at the second step of an episode and later."""
+
+    def reward(self, episode, step, action):
+        return float(step)
+
+
+class Unsaid(VectorEnv):
+    """A vector environment without a mode in its metadata, whose infos are as `form` says."""
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, mode, form="final_obs", kind=Paying, lengths=(3,), count=2):
+        self.inner = SyncVectorEnv(
+            [lambda n=n: kind(n, lengths) for n in range(count)], autoreset_mode=mode
+        )
+        self.num_envs, self.form = count, form
+        for name in ("observation_space", "action_space"):
+            setattr(self, name, getattr(self.inner, name))
+            setattr(self, f"single_{name}", getattr(self.inner, f"single_{name}"))
+
+    def reset(self, *, seed=None, options=None):
+        return self.inner.reset(seed=seed, options=options)
+
+    def step(self, actions):
+        *result, infos = self.inner.step(actions)
+        final = infos.get("final_obs")
+        if final is None or self.form == "none":
+            return (*result, {})
+        if self.form == "list":  # as SuperSuit has it
+            found = [{} if x is None else {"terminal_observation": x} for x in final]
+            return (*result, found)
+        return (*result, {self.form: final})
+
+
+def built(env):
+    """A PPO that samples 8 steps of each environment."""
+    training = {"train_batch_size": 16, "sgd_minibatch_size": 16, "model": {"fcnet_hiddens": [4]}}
+    config = PPOConfig().environment(env).training(**training).debugging(seed=0)
+    return config.rollouts(rollout_fragment_length=8, batch_mode="truncate_episodes").build()
+
+
+@pytest.mark.parametrize("kind", [Paying, PayingLater, NestedCountingEnv])
+@pytest.mark.parametrize("form", ["final_obs", "final_observation", "list"])
+def test_infos_with_last_observations_mean_resets_in_the_same_step(form, kind):
+    envs = VectorEnvironments(Unsaid(SAME, form, kind, lengths=(2,)))
+    envs.reset(None)
+    assert envs.mode is None
+    envs.step(np.zeros(2, int))
+    step = envs.step(np.zeros(2, int))
+    assert envs.mode is SAME
+    indices, last = step.final
+    assert indices.tolist() == [0, 1]
+    reached = last["step"] if kind is NestedCountingEnv else last[:, 2]
+    assert reached.ravel().tolist() == [2, 2]
+    assert envs.step(np.zeros(2, int)).dead is None
+
+
+def test_a_step_without_reward_after_an_end_is_a_reset():
+    envs = VectorEnvironments(Unsaid(NEXT, lengths=(2,)))
+    envs.reset(None)
+    rewards = [envs.step(np.zeros(2, int)).rewards.tolist() for _ in range(2)]
+    assert rewards == [[1.0, 1.0], [2.0, 2.0]]
+    step = envs.step(np.zeros(2, int))
+    assert envs.mode is NEXT
+    assert step.dead.tolist() == [True, True]
+    assert step.obs[:, 2].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "why"),
+    [
+        (SAME, Paying, "steps continue after an episode's end without a reset"),
+        (NEXT, PayingLater, "its rewards do not tell a reset from a step"),
+        (SAME, PayingLater, "its rewards do not tell a reset from a step"),
+    ],
+)
+def test_what_cannot_be_found_out_is_refused(mode, kind, why):
+    algorithm = built(lambda context: Unsaid(mode, "none", kind))
+    with pytest.raises(EnvError, match=rf"{why}\. State the mode in its class: metadata ="):
+        algorithm.worker.sample()
+    algorithm.stop()
+
+
+def test_samples_of_both_modes_have_the_same_rows():
+    def rows(mode):
+        algorithm = built(lambda context: Unsaid(mode))
+        batch = algorithm.worker.sample()
+        algorithm.stop()
+        first = batch["obs"][:, 0] == 0.0
+        return batch["obs"][first][:, 1:], batch["new_obs"][first][:, 1:]
+
+    expected = [[e, t] for e in range(2) for t in range(3)]
+    for mode in (SAME, NEXT):
+        obs, reached = rows(mode)
+        assert obs[:6].tolist() == expected
+        assert reached[:6].tolist() == [[e, t + 1] for e, t in expected]
+
+
+def test_a_mode_that_gymnasium_does_not_have_is_named():
+    env = gym.vector.SyncVectorEnv([CountingEnv])
+    env.metadata = {"autoreset_mode": "Sometimes"}
+    with pytest.raises(EnvError, match=r"must be an AutoresetMode.*got 'Sometimes'"):
+        VectorEnvironments(env)

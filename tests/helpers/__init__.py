@@ -1,0 +1,1 @@
+"""Environments, policies and factories that tests share."""

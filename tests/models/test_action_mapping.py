@@ -1,0 +1,323 @@
+"""From normalised actions to the environment's: always members of the space, mapped once."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.factories import make
+from tfpolicies.models.action_mapping import ActionMapping
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.spaces import nest
+
+BOUNDED = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([10.0, 2.0], np.float32))
+HALF = spaces.Box(
+    np.array([0.0, -np.inf, -np.inf], np.float32), np.array([np.inf, 1.0, np.inf], np.float32)
+)
+
+
+NESTED = spaces.Dict(
+    arm=BOUNDED,
+    keys=spaces.MultiBinary(2),
+    walk=spaces.Tuple(
+        [
+            spaces.Discrete(3, start=-5),
+            spaces.Box(np.array([-1, 3]), np.array([2, 9]), (2,), np.int16),
+        ]
+    ),
+)
+
+
+def to_env(space, actions, *, normalize=True, clip=False):
+    """Maps a batch of actions of a space that is not nested, in NumPy and in TensorFlow."""
+    mapping = ActionMapping(space, normalize, clip)
+    (leaf,) = mapping.leaves
+    array = np.asarray(actions, leaf.dtype)
+    (mapped,) = mapping.to_env([array])
+    (traced,) = with_tensors(mapping, [array])
+    assert mapped.dtype == traced.dtype == space.dtype
+    np.testing.assert_allclose(mapped, traced, rtol=1e-6, atol=1e-37)  # subnormals become 0 there
+    return mapped
+
+
+def with_tensors(mapping, actions):
+    """Maps arrays as the graph does; returns arrays."""
+    tensors = [tf.constant(each) for each in actions]
+    return [x.numpy() for x in mapping.to_env(tensors, cast=tf.cast, clip=tf.clip_by_value)]
+
+
+def from_env(space, actions, *, normalize=True):
+    """Inverts `to_env`."""
+    (normalised,) = ActionMapping(space, normalize, False).from_env([np.asarray(actions)])
+    return normalised
+
+
+@pytest.mark.core
+def test_the_unit_interval_is_mapped_to_the_bounds_and_clipped():
+    mapped = to_env(BOUNDED, [[-1, -1], [0, 0], [1, 1], [0.5, -0.5], [-7, 7]])
+    assert mapped.tolist() == [[0, -2], [5, 0], [10, 2], [7.5, -1], [0, 2]]
+
+
+@pytest.mark.core
+def test_a_half_bounded_component_is_clipped_to_the_bound_it_has():
+    assert to_env(HALF, [[-3, 3, 99], [3, -3, -99]]).tolist() == [[0, 1, 99], [3, -3, -99]]
+
+
+def test_without_normalisation_actions_are_clipped_or_left():
+    assert to_env(BOUNDED, [[11, -1]], normalize=False, clip=True).tolist() == [[10, -1]]
+    assert to_env(BOUNDED, [[11, -1]], normalize=False).tolist() == [[11, -1]]
+    assert ActionMapping(BOUNDED, False, False).is_identity
+
+
+def test_discrete_actions_begin_at_the_start_of_the_space():
+    space = spaces.Discrete(3, start=-1)
+    assert to_env(space, [0, 2]).tolist() == [-1, 1]
+    assert from_env(space, [-1, 1]).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_actions_are_members_of_a_box_of_any_float_type(dtype):
+    space = spaces.Box(0.1, 0.3, (2,), dtype)
+    for action in to_env(space, [[-9, -1], [0, 0.3], [1, 9]]):
+        assert action in space
+        assert action.dtype == dtype
+
+
+def test_a_box_of_one_point_or_of_all_floats_still_gives_members():
+    point = spaces.Box(np.float32(2), np.float32(2), (1,))
+    assert to_env(point, [[-1], [5]]).tolist() == [[2], [2]]
+    assert from_env(point, [[2.0]]).tolist() == [[2.0]]
+    largest = np.finfo(np.float32).max
+    wide = spaces.Box(-largest, largest, (1,))
+    assert to_env(wide, [[0], [1], [-2]]).tolist() == [[0], [largest], [-largest]]
+
+
+@pytest.mark.core
+def test_integers_get_the_start_or_the_low_of_their_space_in_its_dtype():
+    cells = spaces.MultiDiscrete([3, 2], start=[-1, 10], dtype=np.int32)
+    assert to_env(cells, [[0, 0], [2, 1]]).tolist() == [[-1, 10], [1, 11]]
+    box = spaces.Box(np.array([250, 3], np.uint8), np.array([255, 4], np.uint8), dtype=np.uint8)
+    assert to_env(box, [[0, 0], [5, 1]]).tolist() == [[250, 3], [255, 4]]
+    top = spaces.Box(2**64 - 3, 2**64 - 1, (1,), np.uint64)
+    assert to_env(top, [[0], [2]]).tolist() == [[2**64 - 3], [2**64 - 1]]
+    flags = spaces.Box(0, 1, (2,), np.bool_)
+    assert to_env(flags, [[0, 1]]).tolist() == [[False, True]]
+    for space, actions in [(cells, [[2, 1]]), (box, [[5, 1]]), (top, [[2]]), (flags, [[0, 1]])]:
+        mapped = to_env(space, actions)
+        assert mapped.dtype == space.dtype
+        back = from_env(space, mapped)
+        assert (back.tolist(), back.dtype) == (actions, np.int64)
+
+
+def test_integers_without_a_bound_below_stay_what_they_are():
+    """Adding the lowest int64 to them would make nonsense of what custom policies choose."""
+    space = spaces.Box(np.array([-np.inf, 5]), np.array([np.inf, 9]), dtype=np.int32)
+    for from_zero in (True, False):
+        mapping = ActionMapping(space, normalize=True, clip=False, from_zero=from_zero)
+        assert mapping.to_env([np.array([[3, 1]])])[0].tolist() == [[3, 6]]
+
+
+def test_custom_policies_choose_from_the_space_itself():
+    def mapped(space, actions, normalize, clip=False):
+        mapping = ActionMapping(space, normalize, clip, from_zero=False)
+        return mapping.to_env([np.array(actions)])[0].tolist()
+
+    assert mapped(spaces.Discrete(3, start=-1), [-1, 1], normalize=True) == [-1, 1]
+    assert mapped(spaces.MultiDiscrete([3, 2], start=[-1, 10]), [[1, 11]], True) == [[1, 11]]
+    cells = spaces.Box(4, 8, (2,), np.int64)
+    assert mapped(cells, [[0, 4]], normalize=True) == [[4, 8]]
+    assert mapped(cells, [[0, 9]], normalize=False, clip=True) == [[4, 8]]
+    assert mapped(cells, [[0, 9]], normalize=False) == [[0, 9]]
+    assert mapped(BOUNDED, [[0.5, -3.0]], normalize=True) == [[7.5, -2]]
+
+
+@pytest.mark.core
+def test_bits_are_taken_as_they_are():
+    space = spaces.MultiBinary((1, 2))
+    mapped = to_env(space, [[[0, 1]]])
+    assert (mapped.tolist(), mapped.dtype) == ([[[0, 1]]], np.int8)
+    assert (from_env(space, mapped).tolist(), from_env(space, mapped).dtype) == (
+        [[[0, 1]]],
+        np.int8,
+    )
+
+
+@pytest.mark.core
+def test_the_leaves_of_a_nested_space_are_mapped_each_by_its_own_rule():
+    mapping = ActionMapping(NESTED, normalize=True, clip=False)
+    actions = [np.float32([[1, -1]]), np.int8([[0, 1]]), np.int64([2]), np.int64([[3, 0]])]
+    mapped = mapping.to_env(actions)
+    for one, traced in zip(mapped, with_tensors(mapping, actions), strict=True):
+        np.testing.assert_array_equal(one, traced)
+    assert [x.tolist() for x in mapped] == [[[10, -2]], [[0, 1]], [-3], [[2, 3]]]
+    assert [x.dtype.name for x in mapped] == ["float32", "int8", "int64", "int16"]
+    again = mapping.from_env(mapped)
+    assert [x.tolist() for x in again] == [x.tolist() for x in actions]
+    assert [x.dtype for x in again] == [x.dtype for x in actions]
+    raw = dataclasses.replace(mapping, normalize=False)
+    assert raw.to_env(actions)[0].tolist() == [[1, -1]]
+
+
+@pytest.mark.core
+def test_the_identity_is_known():
+    def same(space, normalize=False, clip=False):
+        return ActionMapping(space, normalize, clip).is_identity
+
+    assert same(spaces.Discrete(3), normalize=True)
+    assert not same(spaces.Discrete(3, start=1))
+    assert same(spaces.MultiDiscrete([2, 2]))
+    assert not same(spaces.MultiDiscrete([2, 2], start=[0, 1]))
+    assert not same(spaces.MultiDiscrete([2, 2], dtype=np.int32))
+    assert same(spaces.MultiBinary(2), normalize=True)
+    assert same(spaces.Box(0, 3, (2,), np.int64), normalize=True)
+    assert not same(spaces.Box(1, 3, (2,), np.int64))
+    assert not same(spaces.Box(0, 3, (2,), np.uint8))
+    assert same(BOUNDED)
+    assert not same(BOUNDED, normalize=True)
+    assert not same(BOUNDED, clip=True)
+    assert not same(spaces.Box(-1, 1, (2,), np.float64))
+    assert same(spaces.Tuple([spaces.Discrete(2), BOUNDED]))
+    assert not same(spaces.Tuple([spaces.Discrete(2), BOUNDED]), clip=True)
+
+
+FLOATS = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)  # TensorFlow flushes those to 0
+BOUNDS = st.tuples(FLOATS | st.just(-np.inf), FLOATS | st.just(np.inf)).filter(
+    lambda b: b[0] < b[1]
+)
+SHAPES = st.sampled_from([(), (1,), (3,), (2, 2)])
+
+
+@st.composite
+def float_boxes(draw):
+    """Boxes of any float type: bounded, half-bounded, unbounded or of one point, cell by cell."""
+    dtype = draw(st.sampled_from([np.float16, np.float32, np.float64]))
+    width = np.dtype(dtype).itemsize * 8
+    number = st.floats(width=width, allow_nan=False, allow_infinity=False, allow_subnormal=False)
+    shape = draw(SHAPES)
+    size = int(np.prod(shape))
+    one = draw(st.lists(number, min_size=size, max_size=size))
+    two = draw(st.lists(number, min_size=size, max_size=size))
+    open_below = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    open_above = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    low = np.where(open_below, -np.inf, np.minimum(one, two)).astype(dtype).reshape(shape)
+    high = np.where(open_above, np.inf, np.maximum(one, two)).astype(dtype).reshape(shape)
+    point = draw(st.booleans())
+    return spaces.Box(low, np.where(point & np.isfinite(low), low, high).astype(dtype), dtype=dtype)
+
+
+@st.composite
+def int_boxes(draw):
+    dtype = draw(st.sampled_from([np.int8, np.uint8, np.int16, np.int32, np.int64]))
+    limits = np.iinfo(dtype)
+    low = draw(st.integers(int(limits.min), int(limits.max)))
+    high = draw(st.integers(low, min(low + 20, int(limits.max))))
+    return spaces.Box(low, high, draw(SHAPES), dtype)
+
+
+@st.composite
+def multi_discretes(draw):
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    start = draw(st.lists(st.integers(-9, 9), min_size=len(sizes), max_size=len(sizes)))
+    return spaces.MultiDiscrete(
+        sizes, start=start, dtype=draw(st.sampled_from([np.int8, np.int64]))
+    )
+
+
+ACTION_SPACES = st.recursive(
+    float_boxes()
+    | int_boxes()
+    | multi_discretes()
+    | st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-9, 9))
+    | st.just(spaces.MultiBinary((2, 1))),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda parts: spaces.Dict({f"part_{i}": part for i, part in enumerate(parts)})
+        )
+        | st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+    ),
+    max_leaves=3,
+)
+
+
+@pytest.mark.core
+@settings(max_examples=150)
+@given(ACTION_SPACES, st.booleans(), st.sampled_from([0.0, 1.0, 30.0, 3e38]), st.integers(0, 99))
+def test_every_action_given_to_the_environment_is_in_the_space(space, normalize, scale, seed):
+    dist_class = ActionDistribution.of(space)
+    rng = np.random.default_rng(seed)
+    inputs = tf.constant(rng.normal(size=(4, dist_class.num_inputs)), tf.float32)
+    noise = tf.constant(dist_class.draw_noise(rng, 4))
+    mapping = ActionMapping(space, normalize, clip=not normalize)
+    actions = [
+        tf.clip_by_value(action * scale, tf.float32.min, tf.float32.max)
+        if action.dtype == tf.float32
+        else action
+        for action in dist_class(inputs).sample_leaves(noise)
+    ]
+    mapped = mapping.to_env([action.numpy() for action in actions])
+    for row in range(4):
+        action = nest(space, [leaf[row, ...] for leaf in mapped])  # arrays, also of rank 0
+        assert action in space
+    assert all(np.isfinite(leaf).all() for leaf in mapped)
+
+
+@given(st.lists(BOUNDS, min_size=1, max_size=3), st.floats(-1, 1, width=32))
+def test_from_env_inverts_to_env(bounds, value):
+    low, high = (np.array(side, np.float64) for side in zip(*bounds, strict=True))
+    space = spaces.Box(low, high, dtype=np.float64)
+    inside = np.clip(
+        value, np.where(np.isfinite(high), -1, low), np.where(np.isfinite(low), 1, high)
+    )
+    normalised = np.where(np.isfinite(low) & np.isfinite(high), value, inside)
+    again = from_env(space, to_env(space, normalised[None]))[0]
+    width = np.where(np.isfinite(high - low), high - low, 1.0)
+    scale = np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)) / width)
+    finite = np.isfinite(scale)
+    error = np.abs(again - normalised.astype(np.float32))[finite]
+    assert (error <= 1e-6 + 1e-14 * scale[finite]).all()
+
+
+@pytest.mark.core
+def test_a_policy_acts_normalised_and_maps_each_action_once():
+    policy = make(actions=BOUNDED)
+    obs = np.ones((40, 3), np.float32)
+    batch = policy.compute_actions(obs, explore=True)
+    assert np.abs(batch.actions).max() > 1  # a Gaussian's samples, not yet clipped
+    env_actions = np.stack([policy.env_action(action) for action in batch.actions])
+    np.testing.assert_allclose(env_actions, to_env(BOUNDED, batch.actions), rtol=1e-6)
+    assert all(action in BOUNDED for action in env_actions)
+    for_env, columns = policy.driver.acting.act([obs])
+    np.testing.assert_allclose(for_env, to_env(BOUNDED, columns["actions"]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 2]), BOUNDED], ids=str)
+def test_mapped_actions_are_arrays_of_the_callers_own(space):
+    for from_zero in (True, False):
+        mapping = ActionMapping(space, normalize=False, clip=False, from_zero=from_zero)
+        actions = np.ones((1, 2), space.dtype)
+        (mapped,) = mapping.to_env([actions])
+        mapped[...] = 0
+        assert actions.tolist() == [[1, 1]]
+
+
+def test_env_action_takes_its_rules_from_the_call_or_from_the_config():
+    policy = make(actions=BOUNDED, clip_actions=True)
+    action = np.array([2.0, 0.5], np.float32)
+    assert policy.env_action(action).tolist() == [10, 1]
+    assert policy.env_action(action, unsquash=False).tolist() == [2, 0.5]
+    assert policy.env_action(np.array([20.0, 0.5]), unsquash=False).tolist() == [10, 0.5]
+    assert policy.env_action([20.0, 0.5], unsquash=False, clip=False).tolist() == [20, 0.5]
+
+
+@pytest.mark.parametrize("inference", ["tf", "onnx"])
+def test_actions_for_a_float64_box_are_members_on_both_runtimes(inference):
+    space = spaces.Box(0.1, 0.3, (2,), np.float64)
+    policy = make(actions=space, inference=inference)
+    for_env, columns = policy.driver.acting.act([np.ones((50, 3), np.float32)])
+    assert all(action in space for action in for_env)
+    assert for_env.dtype == np.float64
+    assert columns["actions"].dtype == np.float32

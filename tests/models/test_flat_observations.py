@@ -1,0 +1,151 @@
+"""Observations as RLlib's preprocessors make them, given to policies."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from helpers.factories import TWO, make
+from tfpolicies.errors import ObservationError
+from tfpolicies.models.preprocessed import turned_back
+from tfpolicies.models.spaces import batch_leaves, leaves
+
+HAND = spaces.Tuple([spaces.Discrete(4), spaces.Discrete(3), TWO])  # as in Blackjack
+ROOM = spaces.Dict(
+    at=spaces.MultiDiscrete([2, 3], start=[0, 5]),
+    camera=spaces.Box(0, 255, (1, 2, 1), np.uint8),
+    keys=spaces.MultiBinary(2),
+    level=spaces.Discrete(2, start=7),
+    speed=spaces.Box(-9, 9, (2, 1), np.float32),
+)
+IN_ROOM = {
+    "at": np.array([[1, 7], [0, 5]]),
+    "camera": np.array([[[[9], [255]]], [[[0], [1]]]], np.uint8),
+    "keys": np.array([[1, 0], [1, 1]], np.int8),
+    "level": np.array([7, 8]),
+    "speed": np.array([[[0.5], [-2.0]], [[0.0], [9.0]]], np.float32),
+}
+FLAT_ROOM = np.array(
+    [
+        [0, 1, 0, 0, 1, 9, 255, 1, 0, 1, 0, 0.5, -2.0],
+        [1, 0, 1, 0, 0, 0, 1, 1, 1, 0, 1, 0.0, 9.0],
+    ],
+    np.float32,
+)
+CASES = {
+    "a choice": (spaces.Discrete(3), np.array([2, 0]), np.array([[0, 0, 1], [1, 0, 0]])),
+    "choices": (
+        spaces.MultiDiscrete([[2], [3]]),
+        np.array([[[1], [0]]]),
+        np.array([[0, 1, 1, 0, 0]], np.float32),
+    ),
+    "a tuple": (
+        HAND,
+        (np.array([3, 0, 1]), np.array([0, 1, 2]), np.array([1, 0, 1])),
+        np.array(
+            [[0, 0, 0, 1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0, 1, 0, 1]],
+            np.float32,
+        ),
+    ),
+    "a dict": (ROOM, IN_ROOM, FLAT_ROOM),
+}
+
+
+def restored(space, batch):
+    """Returns the leaves that a batch that does not fit its space is taken for."""
+    return turned_back(leaves(space), batch, ObservationError("does not fit"))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("inference", ["tf", "onnx", "session"])
+def test_preprocessed_rows_mean_the_observations_that_they_were_made_of(case, inference):
+    space, obs, rows = CASES[case]
+    policy = make(obs=space, inference=inference)
+    expected = policy.compute_actions(obs, explore=False)
+    for given in (rows, list(rows)):
+        found = policy.compute_actions(given, explore=False)
+        for name in ("action_dist_inputs", "vf_preds"):
+            np.testing.assert_array_equal(found.extras[name], expected.extras[name])
+    np.testing.assert_array_equal(
+        policy.compute_log_likelihoods(expected.actions, rows),
+        policy.compute_log_likelihoods(expected.actions, obs),
+    )
+    traces = policy.program.functions.traces
+    assert dict(traces) == dict.fromkeys(traces, 1)
+
+
+def test_every_leaf_comes_back_in_its_own_shape_and_dtype():
+    found = restored(ROOM, FLAT_ROOM)
+    expected = batch_leaves(leaves(ROOM), IN_ROOM, "obs")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_policy_with_a_memory_takes_one_preprocessed_observation_as_well():
+    policy = make(obs=spaces.Discrete(3), model={"use_lstm": True, "lstm_cell_size": 2})
+    start = policy.get_initial_state()
+    expected, memory, _ = policy.compute_single_action(1, start, explore=False)
+    found, other, _ = policy.compute_single_action(np.eye(3)[1], start, explore=False)
+    assert found == expected
+    np.testing.assert_array_equal(memory, other)
+
+
+def test_what_fits_the_space_is_taken_as_it_is():
+    ones = spaces.MultiDiscrete([1, 1])
+    policy = make(obs=ones)
+    with pytest.raises(ObservationError, match=r"\[B, 2\] of int64; got shape \(1, 3\)"):
+        policy.compute_actions(np.ones((1, 3)))
+    assert policy.compute_actions(np.zeros((4, 2))).actions.shape == (4,)
+
+    pair = spaces.Tuple([spaces.Box(-9, 9, (), np.float32)] * 2)
+    parts = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+    np.testing.assert_array_equal(batch_leaves(leaves(pair), parts, "obs"), parts)
+    policy = make(obs=pair)
+    rows = policy.compute_actions(np.array([*parts, [5.0, 6.0]], np.float32), explore=False)
+    own = (np.array([1.0, 3.0, 5.0]), np.array([2.0, 4.0, 6.0]))
+    found = policy.compute_actions(own, explore=False).extras["action_dist_inputs"]
+    np.testing.assert_array_equal(rows.extras["action_dist_inputs"], found)
+
+
+def test_three_rows_of_whole_numbers_are_the_parts_of_a_tuple_of_three():
+    parts = np.zeros((3, 9), np.int64)
+    assert make(obs=HAND).compute_actions(parts).actions.shape == (9,)
+    assert make(obs=HAND).compute_actions(parts[:, :5]).actions.shape == (5,)
+
+
+@pytest.mark.parametrize("row", [[0.2, 0.8, 0.0], [0, 0, 0], [1, 1, 0], [2, -1, 0]])
+def test_a_choice_that_is_not_one_hot_is_refused_and_its_row_named(row):
+    policy = make(obs=spaces.Discrete(3))
+    with pytest.raises(ObservationError, match=r"obs_batch must be of Discrete\(3\).*row 1 has \["):
+        policy.compute_actions(np.array([[1, 0, 0], row]))
+
+
+def test_a_nested_choice_that_is_not_one_hot_is_named_by_its_place():
+    rows = FLAT_ROOM.copy()
+    rows[0, 9:11] = 0
+    with pytest.raises(ObservationError, match=r"obs_batch_level must be of .*row 0 has \[0\.0"):
+        make(obs=ROOM).compute_actions(rows)
+
+
+@pytest.mark.parametrize(
+    ("space", "batch"),
+    [
+        (spaces.Box(-1, 1, (2, 3), np.float32), np.zeros((4, 6), np.float32)),
+        (spaces.MultiBinary([2, 2]), np.zeros((4, 4))),
+        (spaces.Discrete(3), np.zeros((2, 4))),
+        (spaces.Discrete(3), np.array([["a", "b", "c"]])),
+        (ROOM, [[1.0, 2.0], [3.0]]),
+        (ROOM, np.zeros(13, np.float32)),
+    ],
+    ids=str,
+)
+def test_other_forms_are_refused_as_before(space, batch):
+    with pytest.raises(ObservationError, match="does not fit"):
+        restored(space, batch)
+    with pytest.raises(ObservationError, match="obs_batch"):
+        make(obs=space).compute_actions(batch)
+
+
+def test_rows_that_are_no_parts_of_a_tuple_are_named_where_no_preprocessor_is_expected():
+    with pytest.raises(ObservationError, match=r"new_obs must be a dict or tuple.*\[3, 9\] of fl"):
+        batch_leaves(leaves(HAND), CASES["a tuple"][2], "new_obs")

@@ -1,0 +1,214 @@
+"""What a file or a user declares is measured before anything of that size is allocated."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from helpers.factories import OBS, TWO, make
+from tfpolicies import DQNTF2Policy, Policy, PPOTF2Policy
+from tfpolicies.errors import CheckpointError, ModelError, SpaceError
+from tfpolicies.models.extent import built_from, extent_of, require_room
+from tfpolicies.storage.manifest import checksum
+from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
+
+HUGE = 10**9
+IMAGE = {"type": "Box", "dtype": "uint8", "shape": [10**5, 10**5], "low": 0, "high": 255}
+
+
+def discrete(n):
+    return {"type": "Discrete", "dtype": "int64", "n": n, "start": 0}
+
+
+def edited(folder, change):
+    """Changes a checkpoint's manifest as a stranger would, with a checksum that fits."""
+    path = folder / "policy.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    manifest["checksum"] = checksum(manifest)
+    path.write_text(json.dumps(manifest))
+    return folder
+
+
+def setting(name, value):
+    return lambda manifest: manifest["config"]["settings"]["model"].update({name: value})
+
+
+def space(kind, record):
+    return lambda manifest: manifest.update({f"{kind}_space": record})
+
+
+def layer(index, **config):
+    def change(manifest):
+        layers = manifest["config"]["keras"]["config"]["layers"]
+        layers[index]["config"].update(config)
+
+    return change
+
+
+def first_built_when_called(manifest):
+    """Leaves a model of which nothing is built until it is called."""
+    model = manifest["config"]["keras"]
+    model["config"]["layers"] = model["config"]["layers"][1:]
+    model["config"].pop("build_input_shape", None)
+    for part in (model, *model["config"]["layers"]):
+        part.pop("build_config", None)
+    model["config"]["layers"][0]["config"]["units"] = HUGE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        space("observation", discrete(HUGE)),
+        space("action", discrete(HUGE)),
+        space("observation", {"type": "MultiBinary", "n": HUGE}),
+        space("observation", IMAGE),
+        space("observation", {"type": "Tuple", "spaces": [discrete(2)] * 2000}),
+        setting("fcnet_hiddens", [HUGE, HUGE]),
+        setting("max_seq_len", HUGE),
+        lambda manifest: manifest["config"]["settings"].update(num_envs_per_worker=HUGE),
+    ],
+)
+def test_a_checkpoint_that_declares_more_than_it_holds_is_refused(change, tmp_path):
+    make().export_checkpoint(tmp_path)
+    with pytest.raises(
+        (CheckpointError, SpaceError), match=r"no array|limit|that a file may choose"
+    ):
+        Policy.from_checkpoint(edited(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        layer(1, units=HUGE),
+        layer(0, batch_shape=[None, HUGE]),
+        first_built_when_called,
+        space("observation", discrete(HUGE)),
+    ],
+)
+def test_a_keras_model_that_declares_more_than_the_checkpoint_holds_is_refused(change, tmp_path):
+    layers = [keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(2)]
+    make(model={"custom_model": keras.Sequential(layers)}).export_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no array|numbers|damaged"):
+        Policy.from_checkpoint(edited(tmp_path, change))
+
+
+def test_a_model_has_room_if_the_file_holds_its_arrays():
+    def made():
+        return keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+
+    with built_from("the file", [(64, 64), (64,)]):
+        require_room(made, "The model")
+    other = built_from("the file", [(64, 65), (64,)])
+    with other, pytest.raises(CheckpointError, match=r"weight of shape \(64, 64\)"):
+        require_room(made, "The model")
+    with built_from("the file", 64 * 65):
+        require_room(made, "The model")
+
+
+def test_measuring_allocates_nothing_and_leaves_no_trace():
+    def made():
+        return keras.Sequential([keras.Input((HUGE,)), keras.layers.Dense(HUGE), Named()])
+
+    before = keras.layers.Dense(1).name
+    assert extent_of(made).weights == [(HUGE, HUGE), (HUGE,)]
+    number = int(before.rpartition("_")[2]) if "_" in before else 0
+    assert keras.layers.Dense(1).name == f"dense_{number + 1}"
+    assert keras.layers.Dense(2)(np.ones((1, 3))).shape == (1, 2)
+
+
+class Named(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "model"),
+    [
+        (Discrete(10**10), TWO, {}),
+        (OBS, Discrete(10**10), {}),
+        (OBS, MultiBinary(10**10), {}),
+        (OBS, MultiDiscrete([10**10] * 3), {}),
+        (OBS, TWO, {"fcnet_hiddens": [10**10]}),
+        (OBS, TWO, {"use_lstm": True, "lstm_cell_size": 10**8}),
+        (OBS, TWO, {"use_attention": True, "attention_memory_inference": 10**11}),
+    ],
+)
+def test_what_cannot_fit_the_memory_is_refused_before_it_is_made(
+    observation_space, action_space, model
+):
+    with pytest.raises(ModelError, match=r"of memory are available"):
+        PPOTF2Policy(observation_space, action_space, {"model": model})
+
+
+def test_a_model_of_a_user_that_cannot_fit_the_memory_is_refused_before_it_is_built():
+    model = keras.Sequential([keras.layers.Dense(10**11), keras.layers.Dense(2)])
+    with pytest.raises(ModelError, match="of memory are available"):
+        PPOTF2Policy(OBS, TWO, {"model": {"custom_model": model}})
+    assert not model.built
+
+
+@pytest.mark.parametrize(
+    ("empty", "place"),
+    [
+        (Box(0, 1, (0,)), " = Box"),
+        (Box(0, 1, (2, 0)), " = Box"),
+        (Dict({}), " is a Dict without parts"),
+        (Tuple(()), " is a Tuple without parts"),
+        (Dict(a=OBS, b=Tuple((Dict({}),))), r"\['b'\]\[0\] is a Dict without parts"),
+    ],
+)
+def test_a_space_without_a_value_is_refused(empty, place):
+    with pytest.raises(SpaceError, match=f"observation_space{place}"):
+        PPOTF2Policy(empty, TWO, {})
+    with pytest.raises(SpaceError, match=f"observation_space{place}"):
+        DQNTF2Policy(empty, TWO, {})
+    with pytest.raises(SpaceError, match=f"action_space{place}"):
+        PPOTF2Policy(OBS, empty, {})
+
+
+def test_a_space_with_a_single_value_is_a_space():
+    policy = PPOTF2Policy(Discrete(1), Discrete(1), {"model": {"fcnet_hiddens": [4]}})
+    assert policy.compute_single_action(0)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["Tuple", "Sequence", "Graph"])
+def test_spaces_of_a_file_are_nested_up_to_a_depth(kind):
+    record = discrete(2)
+    for _ in range(33):
+        record = {
+            "Tuple": {"type": "Tuple", "spaces": [record]},
+            "Sequence": {"type": "Sequence", "feature_space": record, "stack": True},
+            "Graph": {"type": "Graph", "node_space": record, "edge_space": None},
+        }[kind]
+    with pytest.raises(CheckpointError, match="deep"):
+        require_plausible_spaces({"config": [record]})
+    for _ in range(800):
+        record = {"type": "Tuple", "spaces": [record]}
+    with pytest.raises(CheckpointError, match="too deeply"):
+        decode_space(record)
+
+
+def test_the_bounds_of_all_spaces_in_a_file_are_limited_together():
+    box = {"type": "Box", "dtype": "float32", "shape": [1 << 20], "low": 0.0, "high": 1.0}
+    require_plausible_spaces({"spaces": [box] * 16})
+    with pytest.raises(CheckpointError, match="71303168 bytes"):
+        require_plausible_spaces({"spaces": [box] * 17})
+
+
+@pytest.mark.parametrize("space", [Dict({0: OBS}), Tuple((Dict({"a": Dict({5: OBS})}),))])
+def test_a_dict_whose_keys_are_no_names_is_refused(space):
+    with pytest.raises(SpaceError, match=r"observation_space has a Dict with the key [05], but"):
+        make(obs=space)
+
+
+def test_models_in_models_are_measured_once_at_each_depth():
+    def made(depth):
+        x = inputs = keras.Input((3,))
+        inner = made(depth - 1) if depth else keras.layers.Activation("tanh")
+        return keras.Model(inputs, inner(x))
+
+    few, many = (len(extent_of(lambda depth=depth: made(depth)).outputs) for depth in (6, 12))
+    assert many <= 2 * few

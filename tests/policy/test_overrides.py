@@ -1,0 +1,298 @@
+"""What a class may override besides its loss: model, optimizer, sampling, distribution."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfpolicies.compat  # noqa: F401 - which knows names of ported code
+from helpers.factories import OBS, PLANE, TWO, assert_close, batch_for, make, rows_of
+from tfpolicies import PGTF2Policy, PPOTF2Policy
+from tfpolicies.errors import BatchError, ConfigError, RetraceError
+from tfpolicies.program.devices import learner_device
+from tfpolicies.system import gpus
+
+RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx"])
+
+
+class OwnModel(PGTF2Policy):
+    """A class with a linear model, built in code."""
+
+    def make_model(self):
+        inputs = keras.Input(self.observation_space.shape)
+        return keras.Model(inputs, keras.layers.Dense(self.dist_class.num_inputs)(inputs))
+
+
+class Sharp(OwnModel):
+    """Doubles its logits."""
+
+    def action_distribution_fn(self, model, *, obs_batch, state_batches, **kwargs):
+        dist_inputs, states = model({"obs": obs_batch}, state_batches)
+        return 2.0 * dist_inputs, self.dist_class, states
+
+
+class Mirrored(OwnModel):
+    """Takes the second action where the first would have been chosen, and the other way round."""
+
+    def action_sampler_fn(self, model, *, obs_batch, state_batches, noise, **kwargs):
+        dist_inputs, states = model({"obs": obs_batch}, state_batches)
+        return 1 - self.dist_class(dist_inputs).sample(noise), None, dist_inputs, states
+
+
+def logits_of(policy, obs):
+    kernel, bias = policy.get_weights().values()
+    return obs @ kernel + bias
+
+
+@pytest.mark.core
+def test_a_class_builds_its_model_in_code_and_its_policies_share_a_program():
+    first, second = make(OwnModel, seed=1), make(OwnModel, seed=2)
+    assert first.program is second.program
+    obs = rows_of(OBS, 4)
+    for policy in (first, second):
+        got = policy.compute_actions(obs).extras["action_dist_inputs"]
+        np.testing.assert_allclose(got, logits_of(policy, obs), atol=1e-6)
+    assert [tuple(w.shape) for w in first.get_weights().values()] == [(3, 2), (2,)]
+    first.learn_on_batch(batch_for(first, 4))
+
+
+def test_the_default_model_is_the_catalogs():
+    class Frozen(PPOTF2Policy):
+        def make_model(self):
+            model = super().make_model()
+            model.layers[1].trainable = False
+            return model
+
+    plain, frozen = make(), make(Frozen)
+    assert list(plain.get_weights()) == list(frozen.get_weights())
+    trainable = [len(p.model.trainable_variables) for p in (plain, frozen)]
+    assert trainable[1] < trainable[0]
+
+
+@pytest.mark.core
+@RUNTIMES
+def test_a_class_says_from_what_distribution_its_actions_are(inference):
+    policy = make(Sharp, inference=inference)
+    obs = rows_of(OBS, 5)
+    wanted = 2 * logits_of(policy, obs)
+    acted = policy.compute_actions(obs)
+    assert policy.driver.acting.inference == inference
+    np.testing.assert_allclose(acted.extras["action_dist_inputs"], wanted, atol=1e-5)
+    every = wanted - np.log(np.exp(wanted).sum(-1, keepdims=True))
+    logp = every[np.arange(5), acted.actions]
+    np.testing.assert_allclose(acted.extras["action_logp"], logp, atol=1e-5)
+    found = policy.compute_log_likelihoods(acted.actions, obs)
+    np.testing.assert_allclose(found, logp, atol=1e-5)
+
+
+@pytest.mark.core
+@RUNTIMES
+def test_a_class_says_how_noise_becomes_actions(inference):
+    policy, plain = make(Mirrored, inference=inference), make(OwnModel, inference=inference)
+    obs = rows_of(OBS, 30)
+    for explore in (True, False):
+        mirrored = policy.compute_actions(obs, explore=explore).actions
+        np.testing.assert_array_equal(mirrored, 1 - plain.compute_actions(obs, explore=explore)[0])
+    assert not policy.compute_actions(obs).extras["action_logp"].any()
+    with pytest.raises(ConfigError, match="overrides `action_sampler_fn`, so the distribution"):
+        policy.compute_log_likelihoods([0], obs[:1])
+
+
+def test_own_distributions_and_several_losses_are_the_same_in_graph_mode():
+    class InGraph(Sharp):
+        runtime = "session"
+
+    class TwoInGraph(TwoLosses):
+        runtime = "session"
+
+    obs = rows_of(OBS, 4)
+    for name in ("actions", "extras"):
+        traced, graph = (getattr(make(x).compute_actions(obs), name) for x in (Sharp, InGraph))
+        found = [x["action_dist_inputs"] if name == "extras" else x for x in (traced, graph)]
+        np.testing.assert_allclose(*found, atol=1e-6)
+    several = {"_tf_policy_handles_more_than_one_loss": True, "lr": 0.1}
+    policies = [make(x, **several) for x in (TwoLosses, TwoInGraph)]
+    batch = batch_for(policies[0], 4)
+    for policy in policies:
+        policy.learn_on_batch(batch)
+    assert_close(*(policy.get_weights() for policy in policies), atol=1e-6)
+
+
+def test_an_own_sampler_of_continuous_actions_is_exported_as_it_acts(tmp_path):
+    class Halved(OwnModel):
+        def action_sampler_fn(self, model, *, obs_batch, state_batches, noise, **kwargs):
+            dist_inputs, states = model(kwargs["input_dict"])
+            actions = 0.5 * tf.tanh(self.dist_class(dist_inputs).sample(noise))
+            return actions, None, None, states
+
+    policy = make(Halved, actions=PLANE)
+    assert np.abs(policy.compute_actions(rows_of(OBS, 50)).actions).max() <= 0.5
+    assert policy.export_model(tmp_path).path
+
+
+def test_own_sampling_needs_an_own_model():
+    class NoModel(PPOTF2Policy):
+        action_distribution_fn = Sharp.action_distribution_fn
+
+    with pytest.raises(ConfigError, match="overrides `action_distribution_fn` but not `make_mod"):
+        make(NoModel)
+
+
+def test_inputs_of_a_distribution_of_another_width_are_refused():
+    class Wide(OwnModel):
+        def action_distribution_fn(self, model, *, obs_batch, state_batches, **kwargs):
+            dist_inputs, states = model({"obs": obs_batch}, state_batches)
+            return tf.concat([dist_inputs] * 2, -1), self.dist_class, states
+
+    with pytest.raises(ConfigError, match=r"shape \(None, 4\); it must be \[N, 2\]"):
+        make(Wide).compute_actions(rows_of(OBS, 3))
+
+
+def test_a_class_chooses_its_optimizer():
+    class Descending(PPOTF2Policy):
+        def optimizer(self):
+            return keras.optimizers.SGD()
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.maybe_initialize_optimizer_and_loss()
+
+    own, plain = make(Descending, lr=0.1), make(lr=0.1, optimizer={"type": "sgd"})
+    batch = batch_for(own, 6)
+    for policy in (own, plain):
+        policy.learn_on_batch(batch)
+    assert_close(own.get_weights(), plain.get_weights(), atol=1e-7)
+    assert len(own.get_state()["_optimizer_variables"]) == 2
+
+
+def test_rows_of_an_update_are_a_multiple_of_what_the_class_asks_for():
+    class InThrees(PPOTF2Policy):
+        def get_batch_divisibility_req(self):
+            return 3
+
+    policy = make(InThrees)
+    policy.learn_on_batch(batch_for(policy, 6))
+    for learn in (
+        lambda: policy.learn_on_batch(batch_for(policy, 5)),
+        lambda: policy.learn_epochs(batch_for(policy, 6), 1, 2),
+        lambda: policy.load_batch_into_buffer(batch_for(policy, 4)),
+    ):
+        with pytest.raises(BatchError, match="a multiple of 3"):
+            learn()
+    assert policy.num_grad_updates == 1
+
+
+def test_untraced_policies_run_their_python_code_at_every_call():
+    calls = []
+
+    class Debugged(PPOTF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            calls.append(len(train_batch["actions"]))
+            return super().loss(model, dist_class, train_batch)
+
+        def extra_action_out_fn(self):
+            calls.append("act")
+            return {}
+
+    policy = make(Debugged, actions=TWO, eager_tracing=False, inference="auto", jit_compile="auto")
+    batch = batch_for(policy, 7)
+    policy._learner.discover()
+    assert policy.driver.acting.inference == "tf"
+    calls.clear()
+    policy.learn_epochs(batch, 2, 4)
+    assert calls == [4, 4, 4, 4]  # the shorter ones are padded
+    calls.clear()
+    for _ in range(2):
+        policy.compute_actions(batch["obs"])
+    assert calls == ["act", "act"]
+
+
+# -- several losses -------------------------------------------------------------------------------
+
+
+class TwoLosses(OwnModel):
+    """Draws the kernel to 1 by one optimizer, and the bias to 2 by another."""
+
+    def loss(self, model, dist_class, train_batch):
+        model(train_batch)
+        kernel, bias = model.trainable_variables
+        pull = tf.reduce_sum(0.0 * train_batch["rewards"])
+        losses = [0.5 * tf.reduce_sum((kernel - 1.0) ** 2), 0.5 * tf.reduce_sum((bias - 2.0) ** 2)]
+        return [losses[0] + pull, losses[1]]
+
+    def stats_fn(self, train_batch):
+        return {}
+
+    def optimizer(self):
+        return [keras.optimizers.SGD(), keras.optimizers.SGD(momentum=0.5)]
+
+
+def test_each_loss_has_its_optimizer():
+    policy = make(TwoLosses, lr=0.1)
+    batch, weights = batch_for(policy, 4), list(policy.get_weights().values())
+    speed = np.zeros(2)
+    for _ in range(2):
+        policy.learn_on_batch(batch)
+        weights[0] = weights[0] + 0.1 * (1 - weights[0])
+        speed = 0.5 * speed + 0.1 * (2 - weights[1])
+        weights[1] = weights[1] + speed
+    for got, wanted in zip(policy.get_weights().values(), weights, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    gradients, _ = policy.compute_gradients(batch)
+    wanted = [weights[0] - 1, np.zeros(2), np.zeros((3, 2)), weights[1] - 2]
+    for got, right in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-6)
+    policy.apply_gradients(gradients)
+    twin = make(TwoLosses, seed=3)
+    twin.set_state(policy.get_state())
+    for each in (policy, twin):
+        each.learn_epochs(batch, 1, 2)
+    assert_close(policy.get_weights(), twin.get_weights(), atol=0)
+
+
+def test_several_losses_have_as_many_optimizers():
+    class TooFew(TwoLosses):
+        def optimizer(self):
+            return [keras.optimizers.SGD()]
+
+    few = make(TooFew)
+    with pytest.raises(ConfigError, match="returned a list of 2, but `optimizer` a list of 1"):
+        few.learn_on_batch(batch_for(few, 4))
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def test_a_function_that_is_traced_too_often_is_named_with_what_changed():
+    policy = make(eager_max_retraces=1)
+    policy.compute_actions(rows_of(OBS, 2))
+    functions, dtype = policy.program.functions, tf.float32
+    functions.traces.note("act", tf.zeros([2, 3], dtype))
+    with pytest.raises(RetraceError, match=r"'act' was traced 3 times.* 0 was float32\[2, "):
+        functions.traces.note("act", tf.zeros([4, 3], dtype))
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ConfigError, match="eager_max_retraces"):
+            make(eager_max_retraces=wrong)
+    make(eager_max_retraces=None)
+
+
+def test_untraced_code_may_run_as_often_as_it_likes():
+    policy = make(eager_tracing=False, eager_max_retraces=0)
+    for _ in range(3):
+        policy.compute_actions(rows_of(OBS, 2))
+
+
+def test_a_gpu_is_used_if_it_is_wanted_and_there(caplog):
+    assert [learner_device(*x) for x in ((0, 2), (1, 1), (0.5, 1))] == [
+        "/cpu:0",
+        "/gpu:0",
+        "/gpu:0",
+    ]
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        gpus.warn_without_gpu.cache_clear()
+        assert learner_device(1, 0) == "/cpu:0"
+    assert "num_gpus=1, but there is no GPU" in caplog.text
+    with pytest.raises(ConfigError, match="num_gpus must be 0 or 1"):
+        make(num_gpus=2)

@@ -1,0 +1,426 @@
+"""Acting with many policies in one call gives what acting with one after the other gives."""
+
+import gc
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from helpers import factories
+from helpers.marks import telling
+from tfpolicies import Policy, PolicyMap, PPOTF2Policy
+from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
+from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy_map.stacked_acting import compute_actions
+from tfpolicies.program.runtimes import stacked
+from tfpolicies.program.runtimes.stacked import without_gathers
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
+BOTH = pytest.mark.parametrize("inference", ["tf", "onnx"])
+SEEN = factories.OBS
+IMAGE = spaces.Box(0, 255, (6, 6, 2), np.uint8)
+NESTED = spaces.Dict(
+    a=spaces.Discrete(3, start=1), b=spaces.Tuple([factories.PLANE, factories.TWO])
+)
+LSTM = {
+    "use_lstm": True,
+    "lstm_cell_size": 5,
+    "fcnet_hiddens": [4],
+    "lstm_use_prev_action": True,
+    "lstm_use_prev_reward": True,
+}
+KINDS = {
+    "a small network": {},
+    "a normal distribution": {"actions": spaces.Box(-2, 5, (2,), np.float32)},
+    "a memory, and the previous action and reward": {"model": LSTM},
+    "convolutions": {
+        "obs": IMAGE,
+        "model": {"conv_filters": [[3, [3, 3], 2]], "post_fcnet_hiddens": [4]},
+    },
+    "a mask": {
+        "obs": spaces.Dict(observations=SEEN, action_mask=spaces.MultiBinary(5)),
+        "actions": spaces.MultiDiscrete([2, 3]),
+    },
+    "nested spaces and a filter": {
+        "obs": spaces.Dict(x=SEEN, y=spaces.Discrete(4)),
+        "actions": NESTED,
+        "observation_filter": "MeanStdFilter",
+    },
+    "epsilon-greedy": {"exploration_config": {"type": "EpsilonGreedy", "epsilon_timesteps": 30}},
+    "disturbed weights": {"exploration_config": {"type": "ParameterNoise", "random_timesteps": 5}},
+}
+
+
+def made(count, **config):
+    """Policies of one kind with other seeds, by id."""
+    return {f"p{i}": factories.make(seed=i, **config) for i in range(count)}
+
+
+def given(policies, rows, seed=0):
+    """Arguments by policy id: observations, and what else these policies read."""
+    found = ({}, {}, {}, {})
+    for i, (name, policy) in enumerate(policies.items()):
+        n = rows[i] if isinstance(rows, list) else rows
+        obs = factories.rows_of(policy.observation_space, n, seed + i)
+        if isinstance(obs, dict) and "action_mask" in obs:
+            obs["action_mask"][:, [0, 2]] = 1  # a choice for either cell
+        found[0][name] = obs
+        rng = np.random.default_rng(i)
+        if policy.is_recurrent():
+            shapes = [state.shape for state in policy.get_initial_state()]
+            found[1][name] = [rng.normal(size=(n, *shape)) for shape in shapes]
+        read = {view.name for view in policy.driver.acting.views}
+        if "prev_actions" in read:
+            found[2][name] = factories.rows_of(policy.action_space, n, seed)
+        if "prev_rewards" in read:
+            found[3][name] = rng.normal(size=n)
+    return found
+
+
+def one_by_one(policies, arguments, **options):
+    obs, memories, actions, rewards = arguments
+    return {
+        name: policies[name].compute_actions(
+            obs[name], memories.get(name), actions.get(name), rewards.get(name), **options
+        )
+        for name in obs
+    }
+
+
+def leaves_of(value):
+    if isinstance(value, dict | tuple | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return [leaf for part in parts for leaf in leaves_of(part)]
+    return [value]
+
+
+def assert_same(found, wanted):
+    assert list(found) == list(wanted)
+    for name, batch in wanted.items():
+        assert isinstance(found[name], ActionBatch)
+        assert list(found[name].extras) == list(batch.extras)
+        for ours, theirs in zip(leaves_of(found[name]), leaves_of(batch), strict=True):
+            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def assert_same_counters(policies, twins):
+    for name, policy in policies.items():
+        twin = twins[name]
+        assert (
+            policy.driver.generator.bit_generator.state == twin.driver.generator.bit_generator.state
+        )
+        assert policy.global_timestep == twin.global_timestep
+        assert policy.get_exploration_state() == twin.get_exploration_state()
+
+
+def is_stacked(policy):
+    """Whether policies of this kind act in one call of their runtime."""
+    return policy.program.inference.stacked_actor(policy.driver.acting.inference) is not None
+
+
+# -- the same numbers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "inference"),
+    telling(
+        itertools.product(KINDS, ["tf", "onnx"]),
+        ("a small network", "onnx"),
+        ("a memory, and the previous action and reward", "tf"),
+        ("convolutions", "tf"),
+        ("a mask", "tf"),
+        ("nested spaces and a filter", "onnx"),
+    ),
+)
+def test_many_policies_act_as_one_by_one(kind, inference):
+    policies, twins = (made(3, inference=inference, **KINDS[kind]) for _ in range(2))
+    for seed, options in enumerate([{}, {"explore": False}, {"timestep": 20}, {"explore": True}]):
+        arguments = given(policies, 4, seed)
+        found = compute_actions(policies, *arguments, **options)
+        assert_same(found, one_by_one(twins, arguments, **options))
+    assert_same_counters(policies, twins)
+    assert is_stacked(policies["p0"])
+
+
+@BOTH
+def test_batches_of_other_lengths_are_filled_up_and_cut(inference):
+    policies, twins = (made(6, inference=inference) for _ in range(2))
+    for rows in ([3, 1, 2, 3, 2, 3], [1, 100, 1, 0, 90, 2], [0, 0, 0, 0, 0, 0]):
+        arguments = given(policies, rows)
+        found = compute_actions(policies, *arguments)
+        assert [len(batch.actions) for batch in found.values()] == rows
+        assert_same(found, one_by_one(twins, arguments))
+    assert_same_counters(policies, twins)
+
+
+def test_lists_of_rows_and_other_dtypes_are_converted():
+    policies, twins = made(2), made(2)
+    arguments = ({"p0": [[0, 1, 2]], "p1": np.ones((2, 3))}, {}, {}, {})
+    found = compute_actions(policies, arguments[0])
+    assert_same(found, one_by_one(twins, arguments))
+
+
+@pytest.mark.core
+def test_policies_of_any_kind_may_act_together_in_any_order():
+    class Always(Policy):
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return ActionBatch(np.full(len(obs_batch), 7), [], {})
+
+    class Mine(PPOTF2Policy):
+        def compute_actions(self, *args, **kwargs):
+            return super().compute_actions(*args, **kwargs)._replace(state_outs=["mine"])
+
+    def mixed():
+        return {
+            "wide": factories.make(model={"fcnet_hiddens": [8]}),
+            "a": factories.make(seed=1),
+            "always": Always(SEEN, factories.TWO, {}),
+            "graph": factories.make(inference="session"),
+            "graph too": factories.make(inference="session", seed=3),
+            "b": factories.make(seed=2),
+            "greedy": factories.make(seed=4, explore=False),
+            "mine": factories.make(Mine),
+            "wide too": factories.make(model={"fcnet_hiddens": [8]}, seed=5),
+        }
+
+    policies, twins = mixed(), mixed()
+    obs = {name: factories.rows_of(SEEN, 3, i) for i, name in enumerate(policies)}
+    found = compute_actions(policies, obs)
+    assert list(found) == list(policies)
+    assert found["always"].actions.tolist() == [7, 7, 7]
+    assert found["mine"].state_outs == ["mine"]
+    for name in set(policies) - {"always", "mine"}:
+        assert_same({name: found[name]}, one_by_one(twins, ({name: obs[name]}, {}, {}, {})))
+    assert policies["a"].program is policies["b"].program
+    assert not is_stacked(policies["graph"])
+    assert found["greedy"].extras["action_prob"].tolist() == [1, 1, 1]
+
+
+def test_only_policies_with_observations_act():
+    policies = made(3)
+    assert list(compute_actions(policies, {"p2": factories.rows_of(SEEN, 2)})) == ["p2"]
+    assert compute_actions(policies, {}) == {}
+    assert [policy.global_timestep for policy in policies.values()] == [0, 0, 2]
+
+
+def test_one_policy_under_two_ids_draws_twice():
+    policy, twin = factories.make(), factories.make()
+    obs = factories.rows_of(SEEN, 3)
+    found = compute_actions({"a": policy, "b": policy}, {"a": obs, "b": obs})
+    assert_same(found, {name: twin.compute_actions(obs) for name in "ab"})
+    assert policy.global_timestep == 6
+
+
+def test_what_was_returned_stays_as_it_is():
+    policies = made(2, inference="onnx")
+    obs = {name: factories.rows_of(SEEN, 3) for name in policies}
+    first = compute_actions(policies, obs)
+    kept = {name: batch.extras["vf_preds"].copy() for name, batch in first.items()}
+    first["p0"].extras["vf_preds"] += 1.0
+    compute_actions(policies, {name: x + 1 for name, x in obs.items()})
+    np.testing.assert_array_equal(first["p0"].extras["vf_preds"], kept["p0"] + 1.0)
+    np.testing.assert_array_equal(first["p1"].extras["vf_preds"], kept["p1"])
+
+
+# -- stacks of weights ----------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@BOTH
+def test_new_weights_act_at_once(inference):
+    policies, twins = (made(3, inference=inference) for _ in range(2))
+    arguments = given(policies, 4)
+    compute_actions(policies, *arguments)
+    one_by_one(twins, arguments)
+    for group in (policies, twins):
+        batch = factories.batch_for(factories.make(seed=9), 8)
+        group["p1"].learn_on_batch(batch)
+        doubled = {key: 2 * x for key, x in group["p2"].get_weights().items()}
+        group["p2"].set_weights(doubled)
+    found = compute_actions(policies, *arguments)
+    assert_same(found, one_by_one(twins, arguments))
+
+
+def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
+    policies = made(3)
+    states = [policy._state for policy in policies.values()]
+    stack = stacked.Stack(policies["p0"].program.layout.of("model", "filter"), 3)
+    stack.refresh(states)
+    stack.refresh(states)
+    assert stack.copies == 3
+    stack.arrays[0][...] = 5.0  # to see what is copied
+    policies["p1"].set_weights({k: 0 * x for k, x in policies["p1"].get_weights().items()})
+    stack.refresh(states)
+    assert [row.max() for row in stack.arrays[0]] == [5.0, 0.0, 5.0]
+    stack.refresh(states[::-1])  # rows 0 and 2 change places
+    assert stack.copies == 6
+    assert not stack.is_orphan()
+    del policies, states
+    gc.collect()
+    assert stack.is_orphan()
+
+
+def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
+    policies = PolicyMap(capacity=2, path=tmp_path)
+    policies.update(made(5))
+    twins = made(5)
+    arguments = given(twins, 3)
+    brought_back = []
+    for _ in range(3):
+        assert_same(policies.compute_actions(*arguments), one_by_one(twins, arguments))
+        brought_back.append(policies.statistics.misses)
+    assert_same_counters({name: policies.handle(name) for name in policies}, twins)
+    assert brought_back == [5, 5, 5]  # in the first call, for the stack
+    assert len(policies.in_memory()) == 2
+    policies.close()
+
+
+def test_the_memory_of_stacks_is_bounded(monkeypatch):
+    policies = made(6)
+    actor = policies["p0"].program.inference.stacked_actor("tf")
+    obs = given(policies, 2)[0]
+    for i in range(6):
+        for j in range(i):
+            compute_actions(policies, {f"p{i}": obs[f"p{i}"], f"p{j}": obs[f"p{j}"]})
+    assert len(actor._stacks) == 4
+    monkeypatch.setattr(actor, "_most", 5)
+    compute_actions(policies, {name: obs[name] for name in ("p0", "p1", "p2")})
+    assert [stack.rows for stack in actor._stacks.values()] == [2, 3]
+    monkeypatch.setattr(actor, "max_states", 2)  # larger groups are split
+    twins = made(6)
+    assert_same(
+        compute_actions(policies, obs, explore=False),
+        one_by_one(twins, (obs, {}, {}, {}), explore=False),
+    )
+    assert max(stack.rows for stack in actor._stacks.values()) <= 3
+
+
+def test_a_hundred_policies_of_a_kind_are_traced_once():
+    policies = made(100, model={"fcnet_hiddens": [3]})
+    for rows in (1, 2, 5):
+        for count in (2, 50, 100):
+            names = list(policies)[:count]
+            compute_actions(policies, {name: factories.rows_of(SEEN, rows) for name in names})
+    traces = policies["p0"].program.functions.traces
+    assert traces["act (stacked, tf)"] == 1
+
+
+@BOTH
+def test_several_threads_may_act_with_the_same_policies(inference):
+    policies = made(6, inference=inference)
+    obs = given(policies, 3)[0]
+    wanted = one_by_one(policies, (obs, {}, {}, {}), explore=False)
+    groups = list(itertools.combinations(policies, 3))  # more than there are stacks
+    wrong = []
+
+    def act(seed):
+        for i in np.random.default_rng(seed).permutation(len(groups)):
+            chosen = {name: obs[name] for name in groups[i]}
+            try:
+                found = compute_actions(policies, chosen, explore=False)
+                assert_same(found, {name: wanted[name] for name in chosen})
+            except AssertionError as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=act, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert [policy.global_timestep for policy in policies.values()] == [3 + 3 * 4 * 10] * 6
+
+
+# -- where stacks cannot be -----------------------------------------------------------------------
+
+
+def test_untraced_policies_act_one_by_one():
+    policies = made(2, eager_tracing=False)
+    found = compute_actions(policies, given(policies, 2)[0])
+    assert len(found) == 2
+    assert not is_stacked(policies["p0"])
+
+
+def test_a_stack_that_gives_other_numbers_is_not_used(monkeypatch, caplog):
+    right = stacked.TracedStackedActor._call
+
+    def wrong(self, *given):
+        out = right(self, *given)
+        return out._replace(logp=out.logp + 0.5)
+
+    monkeypatch.setattr(stacked.TracedStackedActor, "_call", wrong)
+    policies, twins = (made(2, model={"fcnet_hiddens": [7]}) for _ in range(2))
+    arguments = given(policies, 2)
+    with caplog.at_level("INFO", "tfpolicies"):
+        found = compute_actions(policies, *arguments)
+    assert_same(found, one_by_one(twins, arguments))
+    assert "one by one: stacked, logp differ by 0.5" in caplog.text
+
+
+def test_an_input_read_by_all_rows_is_no_longer_copied():
+    onnx = pytest.importorskip("onnx")
+    make, numbers = onnx.helper.make_node, onnx.TensorProto
+    nodes = [
+        make("Shape", ["x"], ["shape"]),
+        make("Gather", ["x", "rows"], ["all"]),  # as `vectorized_map` makes it
+        make("Gather", ["all", "one"], ["y"]),  # of the model itself: stays
+    ]
+    info = onnx.helper.make_tensor_value_info
+    inputs = [info("x", numbers.FLOAT, [None, 2])]
+    inputs += [info(name, numbers.INT64, [None]) for name in ("rows", "one")]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, [info("y", numbers.FLOAT, [None, 2])])
+    model = onnx.helper.make_model(graph).SerializeToString()
+    kept = onnx.load_from_string(without_gathers(model)).graph.node
+    assert [(node.op_type, list(node.input)) for node in kept] == [
+        ("Identity", ["x"]),
+        ("Gather", ["all", "one"]),
+    ]
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"obs_batches": [1]}, UsageError, "obs_batches must be a dict by policy id, got list"),
+        ({"state_batches": 3}, UsageError, "state_batches must be a dict by policy id, got int"),
+        ({"state_batches": {"p7": []}}, UsageError, "state_batches has the policy 'p7', which"),
+        ({"state_batches": {"p1": [0]}}, UsageError, "Policy 'p1': state_batches has 1 arrays"),
+        ({"obs_batches": {"p0": 0, "q": 0}}, ObservationError, "Policy 'p0': obs_batch must be"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_moves(changed, error, message):
+    policies, twins = made(3), made(3)
+    obs = given(policies, 2)[0]
+    with pytest.raises(error, match=message):
+        compute_actions(policies, **{"obs_batches": obs, **changed})
+    assert_same_counters(policies, twins)
+
+
+@pytest.mark.core
+def test_a_policy_that_is_not_there_and_observations_that_do_not_fit_are_named():
+    policies, twins = made(3), made(3)
+    obs = given(policies, 2)[0]
+    with pytest.raises(UnknownPolicyError, match=r"obs_batches has 'p9', but .*'p0', 'p1', 'p2'"):
+        compute_actions(policies, {**obs, "p9": obs["p0"]})
+    with pytest.raises(ObservationError, match=r"Policy 'p2': obs_batch must be an array \[B, 3\]"):
+        compute_actions(policies, {**obs, "p2": np.zeros((2, 4))})
+    assert_same_counters(policies, twins)
+
+
+def test_a_runtime_that_cannot_act_is_named(monkeypatch):
+    policies = made(2, inference="onnx", model={"fcnet_hiddens": [6]})
+
+    def refuse(inference):
+        raise ConfigError("the model cannot run in ONNX Runtime")
+
+    monkeypatch.setattr(policies["p0"].program.inference, "actor", refuse)
+    with pytest.raises(ConfigError, match="Policy 'p0': the model cannot run"):
+        compute_actions(policies, given(policies, 2)[0])
+    assert policies["p0"].global_timestep == 0

@@ -1,0 +1,148 @@
+"""Converted graphs that compute the same in less time."""
+
+import numpy as np
+import onnx
+import pytest
+import tensorflow as tf
+
+from helpers.factories import OBS, TWO, make
+from helpers.serving import MATRIX
+from tfpolicies.program.runtimes.onnx import convert, cpu_session
+
+pytestmark = pytest.mark.core
+
+
+def converted(function, *specs):
+    traced = tf.function(function, input_signature=specs, autograph=False)
+    return convert(traced, specs, ["found"])
+
+
+def kinds(content):
+    return [node.op_type for node in onnx.load_from_string(content).graph.node]
+
+
+def image(*shape, dtype=tf.float32):
+    return tf.TensorSpec([None, *shape], dtype, name="image")
+
+
+@pytest.mark.parametrize("strides", [1, 4])
+def test_a_convolution_that_covers_its_image_is_a_product(strides):
+    rng = np.random.default_rng(0)
+    kernel = tf.constant(rng.normal(size=(3, 5, 2, 4)), tf.float32)
+
+    def covered(x):
+        return tf.nn.relu(tf.nn.conv2d(x, kernel, strides, "VALID") + 0.5)
+
+    content = converted(covered, image(3, 5, 2))
+
+    assert "Conv" not in kinds(content)
+    assert "MatMul" in kinds(content)
+    for rows in (1, 3):
+        x = rng.normal(size=(rows, 3, 5, 2)).astype(np.float32)
+        expected = np.maximum(np.einsum("bhwi,hwio->bo", x, kernel) + 0.5, 0)[:, None, None]
+        (found,) = cpu_session(content).run(None, {"image": x})
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_its_kernel_may_be_an_input():
+    def covered(x, kernel):
+        return tf.nn.conv2d(x, kernel, 1, "VALID")
+
+    content = converted(covered, image(2, 2, 3), tf.TensorSpec([2, 2, 3, 4], name="kernel"))
+
+    x = np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3)
+    kernel = np.linspace(-1, 1, 48, dtype=np.float32).reshape(2, 2, 3, 4)
+    (found,) = cpu_session(content).run(None, {"image": x, "kernel": kernel})
+    expected = x.reshape(2, 12) @ kernel.reshape(12, 4)
+    np.testing.assert_allclose(found[:, 0, 0], expected, rtol=0, atol=1e-5)
+    assert {"Conv", "Transpose"}.isdisjoint(kinds(content))  # the kernel stays as it lies
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "padding", "image_shape"),
+    [
+        ((2, 2, 3, 4), (2, 2), "VALID", (4, 4, 3)),  # smaller than the image
+        ((2, 2, 3, 4), (2, 2), "SAME", (2, 2, 3)),  # goes over its border
+        ((1, 1, 3, 4), (1, 1), "VALID", (1, 1, 3)),  # a product already
+        ((2, 2, 1, 4), (2, 2), "VALID", (2, 2, 2)),  # in two groups of channels
+        ((2, 2, 3, 4), (2, 2), "VALID", (None, None, 3)),  # of images of any size
+    ],
+)
+def test_other_convolutions_stay(shape, kernel, padding, image_shape):
+    weights = tf.constant(np.linspace(-1, 1, np.prod(shape)).reshape(shape), tf.float32)
+
+    def convolved(x):
+        return tf.nn.conv2d(x, weights, 1, padding)
+
+    content = converted(convolved, image(*image_shape))
+
+    assert "Conv" in kinds(content)
+    sizes = [size or side for size, side in zip(image_shape, (*kernel, 3), strict=True)]
+    x = np.random.default_rng(1).normal(size=(2, *sizes)).astype(np.float32)
+    if shape[2] == sizes[2]:  # TensorFlow has no groups on a CPU
+        (found,) = cpu_session(content).run(None, {"image": x})
+        np.testing.assert_allclose(found, convolved(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.int8])
+def test_bytes_become_floats_and_are_scaled_by_one_operation_to_the_same_bits(dtype):
+    def scaled(x):
+        return tf.cast(x, tf.float32) * np.float32(1 / 255)
+
+    content = converted(scaled, image(256, dtype=dtype))
+
+    assert kinds(content) == ["DequantizeLinear"]
+    x = np.arange(256, dtype=np.uint8).view(dtype.as_numpy_dtype)[None]
+    (found,) = cpu_session(content).run(None, {"image": x})
+    np.testing.assert_array_equal(found, x * np.float32(1 / 255))
+
+
+def test_what_else_reads_the_floats_still_does():
+    def both(x):
+        floats = tf.cast(x, tf.float32)
+        return floats * np.float32(0.5) + floats
+
+    content = converted(both, image(4, dtype=tf.uint8))
+
+    x = np.array([[0, 1, 2, 255]], np.uint8)
+    (found,) = cpu_session(content).run(None, {"image": x})
+    np.testing.assert_array_equal(found, [[0, 1.5, 3, 382.5]])
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float64, tf.int32])
+def test_bytes_that_become_other_numbers_stay(dtype):
+    def scaled(x):
+        return tf.cast(x, dtype) * tf.constant(3, dtype)
+
+    content = converted(scaled, image(3, dtype=tf.uint8))
+
+    assert kinds(content) == ["Cast", "Mul"]
+    (found,) = cpu_session(content).run(None, {"image": np.array([[0, 7, 255]], np.uint8)})
+    np.testing.assert_array_equal(found, [[0, 21, 765]])
+
+
+def test_a_branch_that_reads_the_floats_still_does():
+    def branching(x):
+        floats = tf.cast(x, tf.float32)
+        chosen = tf.cond(tf.reduce_sum(floats) > 2, lambda: floats + 1, lambda: floats - 1)
+        return chosen + floats * np.float32(0.5)
+
+    content = converted(branching, image(2, dtype=tf.uint8))
+
+    (found,) = cpu_session(content).run(None, {"image": np.array([[2, 4]], np.uint8)})
+    np.testing.assert_array_equal(found, [[4, 7]])
+
+
+def test_an_export_of_images_has_both(tmp_path):
+    policy = make(**{"obs": OBS, "actions": TWO, **MATRIX["image"]})
+    found = kinds(policy.export_model(tmp_path, onnx=True).path.read_bytes())
+    assert "DequantizeLinear" in found
+    assert found.count("Conv") == 2  # the first of actor and critic; the second covers what is left
+
+
+def test_floats_that_are_scaled_by_several_numbers_stay():
+    def scaled(x):
+        return tf.cast(x, tf.float32) * tf.constant([1.0, 2.0])
+
+    content = converted(scaled, image(2, dtype=tf.uint8))
+    assert kinds(content) == ["Cast", "Mul"]

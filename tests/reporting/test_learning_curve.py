@@ -1,0 +1,117 @@
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.marks import telling
+from tfpolicies.errors import UsageError
+from tfpolicies.reporting.learning_curve import draw_learning_curve
+
+BLUE, ORANGE, GREEN = (28, 109, 208), (232, 113, 10), (30, 142, 62)
+
+
+def rows(means: list[float], **extra: float) -> list[dict[str, float]]:
+    return [
+        {
+            "env_steps": 2048 * (index + 1),
+            "time_s": 0.5 * index,
+            "episode_reward_mean": mean,
+            "episode_reward_min": mean / 2,
+            "episode_reward_max": mean * 1.5,
+            **extra,
+        }
+        for index, mean in enumerate(means)
+    ]
+
+
+def pixels(png: Path, colour: tuple[int, int, int]) -> int:
+    """Counts the pixels of exactly one colour below the legend."""
+    from matplotlib.image import imread
+
+    image = np.round(imread(png)[140:, :, :3] * 255).astype(int)
+    return int((image == colour).all(axis=-1).sum())
+
+
+def test_the_picture_shows_curve_target_and_evaluations(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    png = tmp_path / "learning_curve.png"
+    evaluated = rows([20.0, 100.0, 300.0], **{"evaluation/episode_reward_mean": 200.0})
+    draw_learning_curve(evaluated, png, title="PPO on CartPole-v1", target=475)
+    assert imread(png).shape[:2] == (825, 1500)
+    assert pixels(png, BLUE) > 1000
+    assert pixels(png, ORANGE) > 100
+    assert pixels(png, GREEN) > 1000
+    draw_learning_curve(rows([20.0, 100.0]), png, title="PPO on CartPole-v1")
+    assert pixels(png, ORANGE) == pixels(png, GREEN) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["learning_curve.png"]
+
+
+def test_the_curve_shows_recent_episodes_where_rows_have_them(tmp_path: Path) -> None:
+    lagging, old = tmp_path / "lagging.png", tmp_path / "old.png"
+    means = {f"recent_returns/{name}": -150.0 for name in ("mean", "min", "max")}
+    draw_learning_curve(rows([-600.0, -424.0], **means), lagging, title="SAC", target=-150)
+    draw_learning_curve(rows([-150.0, -150.0], **means), old, title="SAC", target=-150)
+    assert lagging.read_bytes() == old.read_bytes()
+    draw_learning_curve(rows([-600.0, -424.0]), old, title="SAC", target=-150)
+    assert lagging.read_bytes() != old.read_bytes()
+
+
+def test_reaching_the_target_is_marked(tmp_path: Path) -> None:
+    below, above = tmp_path / "below.png", tmp_path / "above.png"
+    draw_learning_curve(rows([20.0, 470.0, 474.9]), below, title="PPO", target=475)
+    draw_learning_curve(rows([20.0, 470.0, 475.0]), above, title="PPO", target=475)
+    assert pixels(above, GREEN) > pixels(below, GREEN) + 500
+
+
+@pytest.mark.parametrize(
+    "means",
+    [
+        [],
+        [math.nan],
+        [math.nan, math.nan],
+        [0.0],
+        [21.5],
+        [math.nan, 21.5],
+        [5.0, math.inf],
+        [-7.0],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("target", telling([None, 0.0, 475.0, -200.0], 475.0))
+def test_few_points_and_missing_returns_still_make_a_picture(
+    tmp_path: Path, means: list[float], target: float | None
+) -> None:
+    png = tmp_path / "curve.png"
+    draw_learning_curve(rows(means), png, title="PPO on $x_Env_v0", target=target)
+    returns = [mean for mean in means if math.isfinite(mean)]
+    hidden = len(returns) == 1 and target is not None and returns[0] >= target  # by the mark on it
+    assert (pixels(png, BLUE) > 0) == (len(returns) > 0 and not hidden)
+
+
+def test_wrong_input_is_refused_and_the_old_picture_kept(tmp_path: Path) -> None:
+    png = tmp_path / "curve.png"
+    png.write_bytes(b"old")
+    with pytest.raises(UsageError, match=r"`progress_rows\[0\]` must have the number 'env_steps'"):
+        draw_learning_curve([{"episode_reward_mean": 1.0}], png, title="PPO")
+    with pytest.raises(UsageError, match="`target` must be a finite number or None, got nan"):
+        draw_learning_curve(rows([1.0]), png, title="PPO", target=math.nan)
+    assert png.read_bytes() == b"old"
+
+
+DRAW = """
+import sys
+import tfpolicies.reporting.learning_curve as module
+assert "matplotlib" not in sys.modules
+module.draw_learning_curve([], sys.argv[1], title="PPO")
+print([name for name in ("matplotlib.pyplot", "tensorflow") if name in sys.modules])
+"""
+
+
+def test_matplotlib_is_imported_late_and_without_pyplot(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRAW, str(tmp_path / "curve.png")]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"

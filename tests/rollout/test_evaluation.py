@@ -1,0 +1,393 @@
+"""Evaluation: whole episodes, their exact number, no favour, and no trace in training."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from helpers.environments import BoxActionEnv, CountingEnv, SeededEnv, counting_creator
+from tfpolicies import DefaultCallbacks, Policy, PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies.envs.making import EnvContext, make_environments
+from tfpolicies.envs.multi_agent_env import make_multi_agent
+from tfpolicies.errors import UsageError
+from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.rollout import evaluation, multi_agent_sampler, single_agent_sampler
+from tfpolicies.rollout.evaluation import play_episodes
+from tfpolicies.rollout.sampler import Goal
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
+
+class Zero(Policy):
+    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+        return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
+
+
+def zero_policy():
+    return Zero(CountingEnv.observation_space, CountingEnv.action_space, {})
+
+
+def uneven(context):
+    """Even environments have episodes of 2 steps, odd ones of 20."""
+    return CountingEnv(context.vector_index, [(2,), (20,)][context.vector_index % 2])
+
+
+def config(env=SeededEnv, **evaluation):
+    return (
+        PPOConfig()
+        .environment(env if not isinstance(env, type) else lambda context: env())
+        .training(
+            model={"fcnet_hiddens": [8]},
+            train_batch_size=32,
+            sgd_minibatch_size=16,
+            num_sgd_iter=2,
+            lr=1e-2,
+        )
+        .rollouts(num_envs_per_worker=2)
+        .framework(inference="tf", jit_compile=False)
+        .evaluation(**evaluation)
+        .debugging(seed=4, log_level="ERROR")
+    )
+
+
+# -- playing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["plain", "next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("episodes", [1, 2, 3, 10, 11])
+def test_the_exact_number_of_whole_episodes_is_played(mode, episodes):
+    envs = make_environments(counting_creator(mode), 3, EnvContext({}))
+    played = play_episodes(zero_policy(), envs, Goal(episodes, True))
+    expected = []
+    for number in range(3):
+        env = CountingEnv(number)
+        for episode in range((episodes + 2 - number) // 3):
+            length = env.length(episode)
+            total = sum(env.reward(episode, step, 0) for step in range(length))
+            expected.append((length, total))
+    assert sorted((m.episode_length, m.episode_reward) for m in played) == sorted(expected)
+
+
+def test_short_episodes_are_not_favoured():
+    envs = make_environments(uneven, 2, EnvContext({}))
+    lengths = [m.episode_length for m in play_episodes(zero_policy(), envs, Goal(10, True))]
+    assert sorted(lengths) == [2] * 5 + [20] * 5
+
+
+def test_short_episodes_are_not_favoured_among_time_steps_either():
+    envs = make_environments(uneven, 2, EnvContext({}))
+    lengths = [m.episode_length for m in play_episodes(zero_policy(), envs, Goal(100, False))]
+    assert sorted(lengths) == [2] * 25 + [20] * 3
+    envs = make_environments(uneven, 2, EnvContext({}))
+    assert len(play_episodes(zero_policy(), envs, Goal(1, False))) == 2
+
+
+def test_environments_are_seeded_once_and_begin_anew_each_time():
+    envs = make_environments(lambda context: CountingEnv(0, [5]), 2, EnvContext({}))
+    for k in range(3):
+        play_episodes(zero_policy(), envs, Goal(2, True), seeds=[10 * k, 10 * k + 1])
+    for i, env in enumerate(envs.get_sub_environments()):
+        assert [seed for seed in env.seeds if seed is not None] == [i, 10 + i, 20 + i]
+
+
+# -- by an algorithm --------------------------------------------------------------------------
+
+
+def test_the_result_summarises_the_episodes_that_were_played():
+    algorithm = config(uneven, evaluation_duration=7).build()
+    found = algorithm.evaluate()
+    assert list(found) == ["evaluation"]
+    metrics = found["evaluation"]
+    assert metrics["episodes_this_iter"] == 7
+    assert sorted(metrics["hist_stats"]["episode_lengths"]) == [2] * 4 + [20] * 3
+    assert metrics["episode_len_mean"] == pytest.approx(68 / 7)
+    returns = metrics["hist_stats"]["episode_reward"]
+    assert metrics["episode_reward_mean"] == pytest.approx(np.mean(returns))
+    assert metrics["episode_reward_max"] == max(returns)
+    assert metrics["num_env_steps_sampled_this_iter"] == metrics["timesteps_this_iter"] == 68
+    assert metrics["sampler_results"]["episode_len_mean"] == metrics["episode_len_mean"]
+    assert algorithm.counters["num_env_steps_sampled"] == 0
+
+
+def test_time_steps_are_a_lower_bound_met_by_whole_episodes():
+    algorithm = config(evaluation_duration=23, evaluation_duration_unit="timesteps").build()
+    metrics = algorithm.evaluate()["evaluation"]
+    assert metrics["timesteps_this_iter"] == 25  # five episodes of five steps
+    assert metrics["episodes_this_iter"] == 5
+
+
+def test_a_duration_function_decides_how_much_remains():
+    asked = []
+
+    def remaining(done):
+        asked.append(done)
+        return max(0, 4 - done) if done < 4 else 0
+
+    metrics = config(evaluation_duration=2).build().evaluate(remaining)["evaluation"]
+    assert asked == [0, 4]
+    assert metrics["episodes_this_iter"] == 4
+    growing = config(evaluation_duration=3).build().evaluate(lambda done: 2 if done < 6 else 0)
+    assert growing["evaluation"]["episodes_this_iter"] == 6
+    nothing = config().build().evaluate(lambda done: 0)["evaluation"]
+    assert nothing["episodes_this_iter"] == 0
+    assert np.isnan(nothing["episode_reward_mean"])
+
+
+def test_evaluating_changes_nothing_about_training():
+    quiet = config().build()
+    busy = config(evaluation_interval=1, evaluation_duration=3).build()
+    for _ in range(3):
+        expected, found = quiet.train(), busy.train()
+        assert "evaluation" not in expected
+        assert found["evaluation"]["episodes_this_iter"] == 3
+        busy.evaluate()
+        for name in ("episode_reward_mean", "timesteps_total", "episodes_total"):
+            np.testing.assert_equal(found[name], expected[name])
+        assert found["info"]["learner"] == expected["info"]["learner"]
+    for key, value in quiet.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(busy.get_weights()["default_policy"][key], value)
+    a, b = quiet.worker.sample(), busy.worker.sample()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_evaluation_is_due_every_interval_and_repeatable():
+    def run():
+        algorithm = config(evaluation_interval=2, evaluation_duration=3).build()
+        found = [algorithm.train().get("evaluation") for _ in range(4)]
+        for metrics in found[1], found[3]:  # what depends on the clock
+            assert metrics.pop("sampler_perf") == metrics.pop("sampler_results")["sampler_perf"]
+        return found
+
+    first, second = run(), run()
+    assert [found is not None for found in first] == [False, True, False, True]
+    assert first[1] == second[1]
+    assert first[3] == second[3]
+    assert first[1]["hist_stats"] != first[3]["hist_stats"]
+
+
+def test_overrides_of_the_evaluation_config_hold_for_evaluation_only():
+    greedy = config(BoxActionEnv, evaluation_config={"explore": False}, evaluation_duration=2)
+    algorithm = greedy.build()
+    first, second = (algorithm.evaluate()["evaluation"]["hist_stats"] for _ in range(2))
+    assert first == second  # this environment is not random, and neither is the policy
+    assert len(set(first["episode_reward"])) == 1
+    assert algorithm.get_policy().config["explore"] is True
+    exploring = config(BoxActionEnv, evaluation_duration=2).build()
+    assert len(set(exploring.evaluate()["evaluation"]["hist_stats"]["episode_reward"])) == 2
+
+
+def test_evaluation_plays_with_the_present_weights():
+    algorithm = config(
+        BoxActionEnv, evaluation_config={"explore": False}, evaluation_duration=1
+    ).build()
+    before = algorithm.evaluate()["evaluation"]["episode_reward_mean"]
+    weights = algorithm.get_weights()["default_policy"]
+    algorithm.set_weights({"default_policy": {k: v + 0.5 for k, v in weights.items()}})
+    after = algorithm.evaluate()["evaluation"]["episode_reward_mean"]
+    assert before != after
+
+
+def test_callbacks_surround_an_evaluation():
+    calls, seen = [], []
+
+    class Noting(DefaultCallbacks):
+        def on_evaluate_start(self, *, algorithm):
+            calls.append(("start", algorithm))
+
+        def on_evaluate_end(self, *, algorithm, evaluation_metrics):
+            calls.append(("end", algorithm))
+            assert list(evaluation_metrics) == ["evaluation"]
+            evaluation_metrics["evaluation"]["own"] = 5
+            seen.append(evaluation_metrics)
+
+    algorithm = config(evaluation_duration=1).callbacks(Noting).build()
+    found = algorithm.evaluate()
+    assert found["evaluation"]["own"] == 5
+    assert seen[0] is found
+    assert calls == [("start", algorithm), ("end", algorithm)]
+
+
+def test_a_policy_that_asks_for_episodes_gets_them_without_a_worker():
+    seen = []
+
+    class Asking(Zero):
+        def compute_actions(self, obs_batch, state_batches=None, episodes=None, **kwargs):
+            seen.append([episode.length for episode in episodes])
+            return super().compute_actions(obs_batch)
+
+    policy = Asking(CountingEnv.observation_space, CountingEnv.action_space, {})
+    envs = make_environments(lambda context: CountingEnv(0, [3]), 1, EnvContext({}))
+    assert len(play_episodes(policy, envs, Goal(1, True))) == 1
+    assert seen == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_callbacks_follow_the_episodes_of_an_evaluation(several):
+    class Measuring(DefaultCallbacks):
+        def on_episode_start(self, *, worker, base_env, policies, episode, env_index):
+            episode.user_data["steps"] = 0
+
+        def on_episode_step(self, *, worker, base_env, policies, episode, env_index):
+            episode.user_data["steps"] += 1
+
+        def on_episode_end(self, *, worker, base_env, policies, episode, env_index):
+            assert worker.config.in_evaluation
+            episode.custom_metrics["doubled"] = 2 * episode.user_data["steps"]
+            episode.hist_data["places"] = [env_index]
+
+    def four_steps(context):
+        return CountingEnv(0, [4])
+
+    env = make_multi_agent(four_steps) if several else four_steps
+    algorithm = config(env, evaluation_duration=3).callbacks(Measuring).build()
+    found = algorithm.evaluate()["evaluation"]
+    assert found["episodes_this_iter"] == 3
+    assert found["custom_metrics"]["doubled_mean"] == 8.0
+    assert sorted(found["hist_stats"]["places"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("evaluated_before", [False, True])
+def test_a_stopped_algorithm_does_not_evaluate(evaluated_before):
+    algorithm = config(evaluation_duration=1).build()
+    if evaluated_before:
+        algorithm.evaluate()
+    algorithm.stop()
+    with pytest.raises(UsageError, match="was stopped"):
+        algorithm.evaluate()
+
+
+def test_a_function_of_ones_own_evaluates_with_the_present_policies():
+    seen = []
+
+    def own(algorithm, workers):
+        here = workers.local_worker().get_policy().get_weights()
+        there = algorithm.get_policy().get_weights()
+        seen.append(all((here[key] == there[key]).all() for key in here))
+        return {"score": 7}
+
+    algorithm = config().evaluation(evaluation_interval=2, custom_evaluation_function=own).build()
+    results = [algorithm.train() for _ in range(3)]
+    assert [result.get("evaluation") for result in results] == [None, {"score": 7}, None]
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_one_sample_of_a_function_of_ones_own_gives_whole_episodes(num_envs):
+    def own(algorithm, workers):
+        (batch,) = workers.foreach_worker(lambda worker: worker.sample())
+        lengths = [metrics.episode_length for metrics in workers.get_metrics()]
+        return {"lengths": lengths, "steps": batch.count}
+
+    algorithm = (
+        config(evaluation_duration=3, custom_evaluation_function=own)
+        .rollouts(num_envs_per_worker=num_envs)
+        .build()
+    )
+    for _ in range(4):  # all environments end at once: SeededEnv has five steps
+        found = algorithm.evaluate()["evaluation"]
+        assert found == {"lengths": [5] * num_envs, "steps": 5 * num_envs}
+
+
+@pytest.mark.parametrize("returned", [None, 3.5, [("score", 7)]])
+def test_a_function_of_ones_own_that_gives_no_dict_is_named(returned):
+    def scoring(algorithm, workers):
+        return returned
+
+    algorithm = config(custom_evaluation_function=scoring).build()
+    with pytest.raises(UsageError, match=r"scoring must return a dict of metrics, got ") as caught:
+        algorithm.evaluate()
+    assert repr(returned) in str(caught.value)
+
+
+def test_results_carry_the_latest_evaluation_if_asked_for():
+    chosen = {"evaluation_interval": 2, "always_attach_evaluation_results": True}
+    algorithm = config().evaluation(evaluation_duration=1, **chosen).build()
+    first, second, third = (algorithm.train() for _ in range(3))
+    assert np.isnan(first["evaluation"]["episode_reward_mean"])
+    assert first["evaluation"]["sampler_results"]["episodes_this_iter"] == 0
+    assert "hist_stats" not in first["evaluation"]
+    assert second["evaluation"]["hist_stats"]["episode_lengths"] == [5]
+    assert second["evaluation"]["episodes_this_iter"] == 1
+    assert third["evaluation"] is second["evaluation"]
+
+
+def test_those_who_evaluate_are_there_from_the_beginning():
+    seen = []
+
+    class Looking(DefaultCallbacks):
+        def on_algorithm_init(self, *, algorithm, **kwargs):
+            seen.append(algorithm.evaluation_workers)
+
+    built = config(evaluation_interval=3).callbacks(Looking).build()
+    assert seen == [built.evaluation_workers]
+    assert built.evaluation_workers.local_worker().get_policy() is not built.get_policy()
+    without = config(evaluation_interval=None).build()
+    assert without.evaluation_workers is None
+    without.evaluate()
+    assert without.evaluation_workers is not None
+
+
+# -- episodes without an end --------------------------------------------------------------------
+
+
+class Endless(CountingEnv):
+    """Of those that are made, each second one has an episode that never ends."""
+
+    made = 0
+
+    def __init__(self, config=None):
+        Endless.made += 1
+        super().__init__(Endless.made)
+
+    def length(self, episode):
+        return 10**9 if self.number % 2 else 4
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_evaluation_that_does_not_end_is_cut_and_says_so(several, caplog):
+    source = make_multi_agent(Endless) if several else Endless
+    asked = {"evaluation_duration": 6, "evaluation_sample_timeout_s": 0.3}
+    algorithm = config(source, **asked).build()
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        found = algorithm.evaluate()["evaluation"]
+    count = found["episodes_this_iter"]
+    assert 0 < count < 6
+    assert found["hist_stats"]["episode_lengths"] == [4] * count
+    (told,) = caplog.messages
+    assert f"evaluation_sample_timeout_s=0.3 seconds, with {count} of 6 episodes" in told
+    algorithm.train()
+    algorithm.stop()
+
+
+def test_an_evaluation_without_a_timeout_reports_a_long_episode(monkeypatch, caplog):
+    monkeypatch.setattr(evaluation, "LONG", 50)
+    envs = make_environments(lambda context: CountingEnv(0, [80]), 1, EnvContext({}))
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        assert len(play_episodes(zero_policy(), envs, Goal(1, True))) == 1
+    (told,) = caplog.messages
+    assert "Environment 0: an episode has not ended after 50 steps, and evaluation waits" in told
+    assert "max_episode_steps" in told
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_whole_episodes_report_one_that_does_not_end(several, monkeypatch, caplog):
+    for module in (single_agent_sampler, multi_agent_sampler):
+        monkeypatch.setattr(module, "LONG", 50)
+
+    def long(context):
+        return CountingEnv(0, [120])
+
+    source = make_multi_agent(long) if several else long
+    worker = RolloutWorker(
+        env_creator=None,
+        default_policy_class=PPOTF2Policy,
+        config=config(source).rollouts(
+            batch_mode="complete_episodes", rollout_fragment_length=8, num_envs_per_worker=1
+        ),
+    )
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        assert worker.sample().count == 120
+    assert all("batch_mode='complete_episodes' waits for its end" in x for x in caplog.messages)
+    assert "has not ended after " in caplog.messages[0]
+    worker.stop()

@@ -1,0 +1,139 @@
+"""Lines that a server prints about itself and about requests."""
+
+import io
+import json
+import socket
+import threading
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from helpers.serving import Server, export, policy_of
+from serving.test_server import get, post, tensor
+from tfpolicies.serving import logs
+from tfpolicies.serving.logs import AnsweredRequest, Log
+
+pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
+
+REQUEST = AnsweredRequest(
+    "http", "10.0.0.7", "POST", "/v2/models/a/infer", "", 200, 0.0123456, 99, 0.25
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(export(policy_of("mlp"), tmp_path_factory.mktemp("exports") / "mlp"))
+
+
+def lines_of(*requests, **options):
+    output = io.StringIO()
+    log = Log(output=output, **options)
+    for request in requests:
+        log.record(request)
+    log("ready")
+    log.close()
+    return output.getvalue().splitlines()
+
+
+def test_lines_are_text_or_json():
+    assert sorted(lines_of(REQUEST)) == [
+        "1970-01-01T00:00:00.250Z http 10.0.0.7 POST /v2/models/a/infer 200 0.012346 s 99 bytes",
+        "ready",
+    ]
+    records = [json.loads(line) for line in lines_of(REQUEST, as_json=True)]
+    own, answered = sorted(records, key=lambda record: record["kind"] == "request")
+    assert (own["kind"], own["message"]) == ("server", "ready")
+    assert answered == {
+        "time": "1970-01-01T00:00:00.250Z",
+        "kind": "request",
+        "protocol": "http",
+        "client": "10.0.0.7",
+        "method": "POST",
+        "path": "/v2/models/a/infer",
+        "model": "a",
+        "status": 200,
+        "seconds": 0.012346,
+        "bytes": 99,
+    }
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_path_cannot_write_lines_of_its_own_and_is_cut(as_json):
+    forged = REQUEST._replace(path="/a\n1970 http GET /b 200" + "x" * 1000)
+    lines = lines_of(forged, as_json=as_json)
+    assert len(lines) == 2
+    assert all(len(line) < 500 for line in lines)
+
+
+def test_a_reader_that_is_slow_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr(logs, "_MOST_WAITING", 2)
+    may_write, is_writing = threading.Event(), threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text):
+            is_writing.set()
+            may_write.wait(60)
+            return super().write(text)
+
+    output = Slow()
+    log = Log(output=output)
+    log.record(REQUEST)
+    assert is_writing.wait(60)
+    for _ in range(5):
+        log.record(REQUEST)  # returns at once
+    may_write.set()
+    log.close()
+    assert output.getvalue().count("POST") == 3
+    assert "3 requests have no line" in output.getvalue()
+
+
+def test_a_request_has_a_line_if_that_is_asked_for(folder):
+    with Server(folder, "--access-log", "--log-format", "json") as server:
+        assert post(server, "/v2/models/mlp/infer?secret=1", {"inputs": [tensor()]})[0] == 200
+        assert post(server, "/v2/models/none/infer", {"inputs": [tensor()]})[0] == 404
+        get(server, "/v2/health/live")
+        host, port = server.http.split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(b"nonsense\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 400")
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="mlp"), timeout=60)
+            with pytest.raises(grpc.RpcError):
+                stub.ModelInfer(service_pb2.ModelInferRequest(model_name="none"), timeout=60)
+        assert server.end() == 0
+    records = [json.loads(line) for line in server.lines if line.startswith("{")]
+    names = ("protocol", "client", "method", "path", "model", "status")
+    service = "/inference.GRPCInferenceService"
+    assert [tuple(record[name] for name in names) for record in records] == [
+        ("http", "127.0.0.1", "POST", "/v2/models/mlp/infer", "mlp", 200),
+        ("http", "127.0.0.1", "POST", "/v2/models/none/infer", "none", 404),
+        ("http", "127.0.0.1", "GET", "/v2/health/live", "", 200),
+        ("http", "127.0.0.1", "", "", "", 400),
+        ("grpc", "127.0.0.1", "ModelMetadata", f"{service}/ModelMetadata", "mlp", 200),
+        ("grpc", "127.0.0.1", "ModelInfer", f"{service}/ModelInfer", "none", 404),
+    ]
+    assert all(0 < record["seconds"] < 60 for record in records[:3])
+    assert records[0]["bytes"] > 100
+
+
+def test_requests_have_no_lines_by_default(folder):
+    with Server(folder) as server:
+        assert post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})[0] == 200
+        assert server.end() == 0
+    assert [line.split()[0] for line in server.lines] == ["model", "HTTP", "gRPC", "(it"]
+
+
+def test_lines_of_two_threads_are_not_mixed():
+    class Parts(io.StringIO):
+        def write(self, text):
+            parts.append(text)
+            return len(text)
+
+    parts = []
+    log = Log(output=Parts())
+    log("ready")
+    log("taken up")
+    assert parts == ["ready\n", "taken up\n"]  # each in one call, which no other one interrupts

@@ -1,0 +1,1 @@
+"""Runs that take long: fuzzers, killed processes, conformance."""

@@ -1,0 +1,308 @@
+"""Names and sentences use the language of the field.
+
+Run as a script, it prints the counts for a source tree: `python tests/test_words.py [TREE]`.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+GUARD_WORDS = {
+    "anew": r"\banew\b",
+    "nobody, somebody, anybody": r"\b(?:no|some|any)body\b",
+    "likewise": r"\blikewise\b",
+    "told": r"\btold\b",
+    "behind": r"\bbehind\b",
+    "goes on": r"\bgo(?:es)? on\b",
+    "is no": r"(?<!there )\b(?:is|are) no \w+",
+    "one's own": r"\bone's own\b",
+    "headless what": (
+        r"\bwhat (?:a|an|the|it|they|is|was|this|these|all|each|one|others)\b"
+        r"(?![^.]*\?)"  # questions may ask
+    ),
+    "headless who": r"(?:\b(?:of|to|for|by)|[.;:]) who ",
+}
+
+QUESTION_WORDS = re.compile(r"(?:What|Who|Whose|Where|How|Which|When|Whether|Why)\b")
+
+IRREGULAR_PARTICIPLES = """
+begun bound born broken brought built caught chosen dealt done drawn driven eaten fallen fed
+felt forgotten found frozen given gone grown heard held hidden kept known laid led left lent
+lost made meant met paid risen said seen sent shown sold sought spent spoken stolen stood sunk
+swept taken taught thought thrown told torn understood woken won worn wound written
+"""
+NOT_PARTICIPLES = """
+bleed breed embed exceed feed indeed need proceed seed shed speed succeed
+"""
+
+LOCALS = frozenset({"found", "given", "known", "told", "made", "wanted"})
+
+
+# RLlib's and Keras's names, which stay: participles that others chose.
+PARTICIPLES_OF_OTHERS = """
+Deprecated explained_variance required_model_output_shape sampled_action_logp
+sampled_action_logp_op
+"""
+
+# At most 30 together: what a rule finds, and why it stays.
+ALLOWED_PARTICIPLES: dict[str, str] = {}
+ALLOWED_DOUBLES: dict[str, str] = {}
+ALLOWED_PHRASES: dict[str, str] = {}
+
+
+class Finding(NamedTuple):
+    """A place that breaks a rule."""
+
+    rule: str
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.text}"
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_files(root: Path) -> list[Path]:
+    return sorted((root / "tfpolicies").rglob("*.py"))
+
+
+def pages(root: Path) -> list[Path]:
+    tops = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md"]
+    inside = [
+        path
+        for folder in ("docs", "tfpolicies")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".md", ".txt") and path.name != "operations.txt"
+    ]
+    return [path for path in (*(root / top for top in tops), *sorted(inside)) if path.exists()]
+
+
+def functions_in(tree: ast.AST) -> Iterator[Function]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def is_boolean(function: Function) -> bool:
+    return isinstance(function.returns, ast.Name) and function.returns.id == "bool"
+
+
+def is_participle(name: str) -> bool:
+    word = name.strip("_").split("_")[0]
+    return word in IRREGULAR_PARTICIPLES.split() or (
+        word.endswith("ed") and word not in NOT_PARTICIPLES.split()
+    )
+
+
+def find_participles(root: Path) -> Iterator[Finding]:
+    """Functions and methods named by a participle, where they are no boolean."""
+    for path in python_files(root):
+        for function in functions_in(ast.parse(path.read_text())):
+            name = function.name
+            if name in PARTICIPLES_OF_OTHERS.split() or name in ALLOWED_PARTICIPLES:
+                continue
+            if is_participle(name) and not is_boolean(function):
+                yield Finding("participle", str(path.relative_to(root)), function.lineno, name)
+
+
+def find_getters(root: Path) -> Iterator[Finding]:
+    for path in python_files(root):
+        for function in functions_in(ast.parse(path.read_text())):
+            if function.name.endswith("_of"):
+                place = str(path.relative_to(root))
+                yield Finding("x_of", place, function.lineno, function.name)
+
+
+def find_question_docstrings(root: Path) -> Iterator[Finding]:
+    """Docstrings of modules, classes and functions that open with a question word."""
+    for path in python_files(root):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if QUESTION_WORDS.match(text):
+                    line = getattr(node, "lineno", 1)
+                    opening = text.splitlines()[0]
+                    yield Finding("question", str(path.relative_to(root)), line, opening)
+
+
+def assigned_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+
+
+def find_locals(root: Path) -> Iterator[Finding]:
+    for path in python_files(root):
+        for name, line in assigned_names(ast.parse(path.read_text())):
+            if name in LOCALS:
+                yield Finding("local", str(path.relative_to(root)), line, name)
+
+
+def find_doubles(root: Path) -> Iterator[Finding]:
+    """Public classes, and modules, that share their name with another one."""
+    modules, classes = defaultdict(list), defaultdict(list)
+    for path in python_files(root):
+        place = str(path.relative_to(root))
+        if "/compat/" in place:
+            continue
+        if not path.stem.startswith("__"):
+            modules[path.stem].append(Finding("double module", place, 1, path.stem))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                finding = Finding("double class", place, node.lineno, node.name)
+                classes[node.name].append(finding)
+    for group in (*modules.values(), *classes.values()):
+        if len(group) > 1 and group[0].text not in ALLOWED_DOUBLES:
+            yield from group
+
+
+def docstrings_and_messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Constants with more than one word: sentences, in docstrings and elsewhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and " " in str(node.value).strip():
+            yield node.lineno, str(node.value)
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def prose(page: str) -> str:
+    """The page without its code, with as many lines."""
+    page = re.sub(
+        r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), page, flags=re.M | re.S
+    )
+    return re.sub(r"`[^`\n]*`", "``", page)
+
+
+def sentences(root: Path, *, in_pages: bool) -> Iterator[tuple[str, int, str]]:
+    if in_pages:
+        for path in pages(root):
+            for line, text in enumerate(prose(path.read_text()).splitlines(), 1):
+                yield str(path.relative_to(root)), line, text
+        return
+    for path in python_files(root):
+        source = path.read_text()
+        texts = [*docstrings_and_messages(ast.parse(source)), *comments(source)]
+        for first, text in sorted(texts):
+            for offset, line in enumerate(text.splitlines()):
+                yield str(path.relative_to(root)), first + offset, line
+
+
+def find_guard_words(root: Path, *, in_pages: bool) -> Iterator[Finding]:
+    for path, line, text in sentences(root, in_pages=in_pages):
+        for rule, pattern in GUARD_WORDS.items():
+            for match in re.finditer(pattern, text, re.IGNORECASE):
+                if not any(phrase in text for phrase in ALLOWED_PHRASES):
+                    start = max(match.start() - 40, 0)
+                    yield Finding(rule, path, line, text[start : match.end() + 30].strip())
+
+
+def public_names(root: Path) -> set[str]:
+    """Names exported to users, and to authors of algorithms."""
+    names = set((root / "tests/public_api.txt").read_text().split())
+    for node in ast.parse((root / "tfpolicies/extending.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def code_lines(source: str) -> set[int]:
+    """Numbers of the lines with more than a comment or nothing on them."""
+    empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in empty:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return lines
+
+
+def docstring_share(root: Path) -> float:
+    """Lines of docstrings per 100 lines of function bodies, where functions are not public."""
+    public = public_names(root)
+    described = written = 0
+    for path in python_files(root):
+        source = path.read_text()
+        lines = code_lines(source)
+        for outer in ast.parse(source).body:
+            if getattr(outer, "name", "_") in public:
+                continue
+            for function in functions_in(outer):
+                body = function.body
+                if ast.get_docstring(function) is not None:
+                    described += (body[0].end_lineno or 0) - body[0].lineno + 1
+                    body = body[1:]
+                if body:
+                    last = function.end_lineno or 0
+                    written += len(lines & set(range(body[0].lineno, last + 1)))
+    return 100 * described / written
+
+
+def count(root: Path) -> dict[str, float]:
+    """Returns how often each rule is broken in a source tree."""
+    counts: dict[str, float] = {
+        "participles": len(list(find_participles(root))),
+        "x_of functions": len(list(find_getters(root))),
+        "question docstrings": len(list(find_question_docstrings(root))),
+        "listed locals": len(list(find_locals(root))),
+    }
+    doubles = Counter(finding.rule for finding in find_doubles(root))
+    counts |= {f"{rule} names": doubles[rule] for rule in ("double class", "double module")}
+    for place, in_pages in (("package", False), ("docs", True)):
+        hits = Counter(finding.rule for finding in find_guard_words(root, in_pages=in_pages))
+        counts |= {f"{place}: {rule}": hits[rule] for rule in GUARD_WORDS}
+    counts["docstring lines per 100 of non-public functions"] = round(docstring_share(root), 1)
+    counts["modules at the root"] = len(list((root / "tfpolicies").glob("*.py")))
+    return counts
+
+
+@pytest.mark.parametrize(
+    "find",
+    [find_participles, find_getters, find_question_docstrings, find_locals, find_doubles],
+)
+def test_names_follow_the_rules(find):
+    assert [str(finding) for finding in find(ROOT)] == []
+
+
+@pytest.mark.parametrize("in_pages", [False, True])
+def test_sentences_avoid_the_guard_words(in_pages):
+    assert [str(finding) for finding in find_guard_words(ROOT, in_pages=in_pages)] == []
+
+
+def test_few_exceptions_are_allowed():
+    assert len(ALLOWED_PARTICIPLES) + len(ALLOWED_DOUBLES) + len(ALLOWED_PHRASES) <= 30
+
+
+if __name__ == "__main__":
+    tree = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    if len(sys.argv) > 2:
+        finders = {"participles": find_participles, "x_of": find_getters}
+        finders |= {"locals": find_locals, "doubles": find_doubles}
+        finders |= {"questions": find_question_docstrings}
+        finders |= {
+            "package": lambda root: find_guard_words(root, in_pages=False),
+            "docs": lambda root: find_guard_words(root, in_pages=True),
+        }
+        print(*finders[sys.argv[2]](tree), sep="\n")
+    else:
+        for rule, number in count(tree).items():
+            print(f"{number:>8} {rule}")
