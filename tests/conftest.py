@@ -1,4 +1,4 @@
-"""Makes `benchmarks` importable; a Ray cluster and quick collections for those who ask."""
+"""Makes `tools` importable; a Ray cluster and quick collections for those who ask."""
 
 import gc
 import importlib.util
@@ -16,20 +16,20 @@ settings.register_profile(  # machines are shared: how long an example takes say
 )
 settings.load_profile("shared")
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
+TOOLS = Path(__file__).parent.parent / "tools"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background, and inherited
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if "benchmarks" not in sys.modules:
-    found = importlib.util.spec_from_file_location(
-        "benchmarks", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+if "tools" not in sys.modules:
+    spec = importlib.util.spec_from_file_location(
+        "tools", TOOLS / "__init__.py", submodule_search_locations=[str(TOOLS)]
     )
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["benchmarks"] = module
-    found.loader.exec_module(module)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["tools"] = module
+    spec.loader.exec_module(module)
 
 
 gc.disable()  # what imports make stays

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.soak import resident_megabytes
 from helpers.environments import BoxActionEnv, CountingEnv, SeededEnv, TwoArmsEnv, counting_creator
+from soak.memory import resident_megabytes
 from tfpolicies import (
     PG,
     PPO,

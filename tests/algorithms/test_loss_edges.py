@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import loss_edges
+from soak import loss_edges
 from tfpolicies.models.losses import clip_gradients, huber
 
 

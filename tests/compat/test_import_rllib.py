@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from benchmarks.import_rllib import MOST, differences
 from tfpolicies import Policy
 from tfpolicies.cli import main
 from tfpolicies.compat.foreign_pickle import Named
@@ -26,6 +25,7 @@ from tfpolicies.errors import (
     UnsupportedSpaceError,
 )
 from tfpolicies.models.catalog.q_network import QHeads
+from tools.import_rllib import MOST, differences
 
 STORED = Path(__file__).parents[1] / "stored" / "rllib"
 KINDS = ("mlp", "cnn", "lstm", "dqn", "sac")

@@ -22,7 +22,14 @@ from tfpolicies.porting_tables import (
 HOME = Path(__file__).parents[2]
 GUIDE = HOME / "docs" / "porting.md"
 PAGES = sorted({*HOME.glob("*.md"), *HOME.glob("docs/**/*.md"), *HOME.glob("examples/*.md")})
-SOURCES = sorted({*HOME.glob("tfpolicies/**/*.py"), *HOME.glob("benchmarks/*.py")})
+SOURCES = sorted(
+    {
+        *HOME.glob("tfpolicies/**/*.py"),
+        *HOME.glob("benchmarks/**/*.py"),
+        *HOME.glob("tools/*.py"),
+        *HOME.glob("tests/soak/*.py"),
+    }
+)
 
 
 def table_lines() -> list[str]:

@@ -20,8 +20,8 @@ import onnx
 import pytest
 from gymnasium import spaces
 
-from benchmarks.hostile_onnx import disguise
 from helpers import factories
+from soak.hostile_onnx import disguise
 from tfpolicies import DQNTF2Policy
 from tfpolicies.export import web
 from tfpolicies.export.verify import random_observations

@@ -16,8 +16,8 @@ import pytest
 from gymnasium import spaces
 from onnx import TensorProto, helper
 
-from benchmarks.hostile_onnx import constant, disguise, graph_before, value
 from helpers.factories import make
+from soak.hostile_onnx import constant, disguise, graph_before, value
 from tfpolicies import import_policy
 from tfpolicies.errors import ExportError, ModelImportError
 from tfpolicies.export import player

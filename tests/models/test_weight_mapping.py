@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.fuzz_files import sample_model, write_keras2
+from soak.fuzz_files import sample_model, write_keras2
 from tfpolicies.errors import ModelImportError
 from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
 from tfpolicies.models.actor_critic import ActorCritic

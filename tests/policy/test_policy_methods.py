@@ -1,6 +1,6 @@
 """Every method of the Policy page on `PPOTF2Policy` and `PPOTF1Policy`: one test each.
 
-`python -m benchmarks.policy_page` runs this file and prints the table.
+`python -m tools.policy_page` runs this file and prints the table.
 """
 
 import keras

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.policy_map_isolation import run
-from benchmarks.soak import resident_megabytes
 from helpers.factories import OBS, assert_equal, batch_for, make, rows_of
+from soak.memory import resident_megabytes
+from soak.policy_map_isolation import run
 from tfpolicies import DQNTF1Policy, PGTF1Policy, PolicyMap, PPOTF1Policy
 
 ROWS = rows_of(OBS, 6)
@@ -28,7 +28,7 @@ def test_graph_policies_come_and_go_two_hundred_times_and_the_memory_stays():
     """In a process of its own, whose memory nobody else changes."""
     code = f"import {__name__} as tests; tests.two_hundred_evictions()"
     tests = Path(__file__).parents[1]
-    paths = [str(tests), str(tests.parent), *sys.path]  # with the benchmarks
+    paths = [str(tests), str(tests.parent), *sys.path]  # with the tools
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", code]
     subprocess.run(command, env=environment, check=True, timeout=300)

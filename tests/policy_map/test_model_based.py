@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.policy_map_model import run_machine, run_threads
+from soak.policy_map_model import run_machine, run_threads
 
 
 @pytest.mark.soak

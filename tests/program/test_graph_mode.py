@@ -12,9 +12,9 @@ import tensorflow as tf
 from gymnasium import spaces
 from keras.src.backend.common import global_state
 
-from benchmarks.soak import resident_megabytes
 from helpers.factories import OBS, PLANE, TWO, assert_close, assert_equal, batch_for, make, rows_of
 from helpers.marks import telling
+from soak.memory import resident_megabytes
 from tfpolicies import (
     AlgorithmConfig,
     PGConfig,

@@ -1,6 +1,6 @@
 """One test for each method and argument of the pages RolloutWorker, add_policy and multi_agent.
 
-`python -m benchmarks.worker_pages` prints them as a table.
+`python -m tools.worker_pages` prints them as a table.
 """
 
 import socket

@@ -20,7 +20,6 @@ import pytest
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from benchmarks.serving_attacks import with_endless_loop
 from helpers.serving import Server, export, policy_of
 from tfpolicies.cli import main
 from tfpolicies.errors import RequestError, UsageError, near_matches
@@ -36,6 +35,7 @@ from tfpolicies.serving.rpc import Rpc
 from tfpolicies.serving.served import Limits
 from tfpolicies.serving.tensors import from_values, require_outputs
 from tfpolicies.serving.time_limits import OverdueError, TimeLimits
+from tools.endless_model import with_endless_loop
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 

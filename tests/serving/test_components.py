@@ -15,7 +15,6 @@ from gymnasium import spaces
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from benchmarks.serving_attacks import with_endless_loop
 from helpers.factories import make
 from helpers.serving import MASKED, export, inputs_of, place, policy_of
 from tfpolicies.cli import serve
@@ -31,6 +30,7 @@ from tfpolicies.serving.sequences import Sequences
 from tfpolicies.serving.served import Limits, ServedModel
 from tfpolicies.serving.tensors import from_bytes, from_values
 from tfpolicies.serving.versions import Version
+from tools.endless_model import with_endless_loop
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz_states import fuzz_states
+from soak.fuzz_states import fuzz_states
 
 
 def test_damaged_states_are_refused_or_right():
@@ -18,8 +18,8 @@ def test_damaged_states_are_refused_or_right():
 
 @pytest.mark.soak
 def test_hostile_files_are_refused_or_right_and_execute_nothing():
-    command = [sys.executable, "-m", "benchmarks.fuzz_attacks", "--count", "200", "--seed", "2"]
-    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "soak.fuzz_attacks", "--count", "200", "--seed", "2"]
+    root = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert ", 0 neither loaded nor refused in order" in done.stdout

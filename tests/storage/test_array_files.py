@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.hostile_arrays import change_bytes
+from soak.hostile_arrays import change_bytes
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.fuzz_files import KINDS, fuzz_h5, sample_file, sample_model
+from soak.fuzz_files import KINDS, fuzz_h5, sample_file, sample_model
 from tfpolicies.errors import ModelImportError, TfPoliciesError
 from tfpolicies.storage.keras_h5 import read_keras_weights
 

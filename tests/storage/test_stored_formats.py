@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.stored_formats import play, stored_names
+from soak.stored_formats import play, stored_names
 
 STORED = Path(__file__).parents[1] / "stored"
 COMMITS = ("bb9fcaf", "18d25f4")

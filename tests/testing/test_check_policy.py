@@ -11,9 +11,9 @@ import tensorflow as tf
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from benchmarks.conformance import Combination, make_policy
 from helpers import factories
 from helpers.marks import telling
+from soak.conformance import Combination, make_policy
 from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.exploration.strategies import EpsilonGreedy

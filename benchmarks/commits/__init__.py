@@ -1,0 +1,1 @@
+"""Two commits of this package, measured in turns."""

@@ -1,0 +1,1 @@
+"""Many policies in one process."""

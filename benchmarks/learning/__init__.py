@@ -1,0 +1,1 @@
+"""Whole training runs beside Stable-Baselines3 and SBX, with the same hyperparameters."""

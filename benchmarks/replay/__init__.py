@@ -1,0 +1,1 @@
+"""Replay buffers and the training steps that use them."""

@@ -1,0 +1,1 @@
+"""Sampling: loops, processes, Ray workers, several agents."""

@@ -1,0 +1,1 @@
+"""Serving of exported policies under load."""

@@ -1,0 +1,1 @@
+"""Single updates of PPO and SAC."""

@@ -1,0 +1,88 @@
+"""Layouts against the engines' own packages: `python -m soak.engines`.
+
+Exports a policy with nested spaces and one with a memory for TensorFlow Serving, MLServer and
+KServe, and lets their published packages, in virtual environments that it makes, read what was
+written: the messages of warm-up requests, MLServer itself over HTTP, the models of an
+InferenceService. `tests/export/test_layouts.py` does the same for Triton, whose messages are light.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soak.conformance import Combination, make_policy
+from tfpolicies.export.verify import random_inputs
+from tools.peers import KSERVE, MLSERVER, PEERS, TF_SERVING, Peer, interpreter
+
+POLICIES = {
+    "nested": Combination("dict", "nested", "mlp"),
+    "recurrent": Combination("box", "discrete", "lstm"),
+}
+LAYOUTS: dict[str, Peer] = {"tf-serving": TF_SERVING, "mlserver": MLSERVER, "kserve": KSERVE}
+
+
+def expected(policy: Any, file: Path) -> None:
+    """Writes inputs of an export and what the policy makes of them."""
+    ports = policy.program.ports
+    drawn = random_inputs(ports, 3, 1, np.random.default_rng(0))
+    inputs = {port.name: x for port, x in zip(ports.all, drawn, strict=True)}
+    if ports.is_recurrent:
+        inputs["seq_lens"] = np.ones(3, np.int32)
+    else:
+        inputs = {name: x[:, 0] for name, x in inputs.items()}
+    rows = [x[:, 0] for x in drawn[: len(ports.obs)]]
+    given: dict[str, Any] = {"explore": False}
+    if ports.is_recurrent:
+        given |= {"state_batches": drawn[-len(ports.states) :]}
+        given |= {name: inputs[name][:, 0] for name in ("prev_actions", "prev_rewards")}
+        given = {k.removesuffix("s") + "_batch" if "prev" in k else k: x for k, x in given.items()}
+    obs = rows[0] if len(rows) == 1 else dict(zip(("speed", "gear", "camera"), rows, strict=True))
+    extras = policy.compute_actions(obs, **given).extras
+    outputs = {name: extras[name] for name in ("action_dist_inputs", "vf_preds")}
+    outputs = {k: x[:, None] if ports.is_recurrent else x for k, x in outputs.items()}
+    np.savez(file, **inputs, **outputs)
+
+
+def checked(layout: str, policy: Any, folder: Path, python: Path) -> str:
+    """Exports a policy, and returns what the engine's package says of it."""
+    result = policy.export_model(folder / "arm", layout=layout)
+    arguments = {
+        "tf-serving": [result.path],
+        "mlserver": [result.path, folder / "expected.npz"],
+        "kserve": [folder / "arm" / "inference_service.yaml"],
+    }
+    script = Path(__file__).with_name(f"engine_{layout.replace('-', '_')}.py")
+    command = [str(python), str(script), *map(str, arguments[layout])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{layout}: {(done.stderr or done.stdout)[-3000:]}")
+    return done.stdout.splitlines()[-1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help="layouts with this in the name")
+    parser.add_argument("--peers", type=Path, default=PEERS)
+    options = parser.parse_args()
+    for layout, peer in LAYOUTS.items():
+        if options.only not in layout:
+            continue
+        python = interpreter(peer, options.peers)
+        for name, combination in POLICIES.items():
+            policy = make_policy(combination)
+            with tempfile.TemporaryDirectory() as folder:
+                expected(policy, Path(folder, "expected.npz"))
+                told = checked(layout, policy, Path(folder), python)
+            print(f"{layout}, {name}: {told}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
