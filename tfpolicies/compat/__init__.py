@@ -1,7 +1,7 @@
-"""Names that exist only so that code written for RLlib's TensorFlow stack ports.
+"""Names of RLlib's TensorFlow stack, for ported code only.
 
-Nothing else in the package needs this room, and `docs/porting.md` has the names that do without it.
-Like the package itself it imports them on first use.
+Nothing else in the package uses this subpackage; `docs/porting.md` lists the names to use instead
+in new code. Names are imported on first use.
 """
 
 from __future__ import annotations

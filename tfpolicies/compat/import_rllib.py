@@ -1,6 +1,6 @@
-"""`tfpolicies import-rllib`: a checkpoint of RLlib's TensorFlow stack as checkpoints of ours.
+"""`tfpolicies import-rllib`: converts checkpoints of RLlib's TensorFlow stack.
 
-Nothing of RLlib is needed, and nothing in the checkpoint is executed: see `pickle_reader.py`.
+RLlib need not be installed, and nothing in the checkpoint is executed: see `pickle_reader.py`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OURS = 1e-8
 
 
 class Imported(NamedTuple):
-    """A policy that was made of a checkpoint.
+    """A policy made from a checkpoint.
 
     Attributes:
-        policy: with the checkpoint's weights.
-        left: what of its config and state was not carried over.
+        policy: has the checkpoint's weights.
+        left: the parts of its config and state that were not imported.
     """
 
     policy: Any
@@ -45,7 +45,7 @@ class Imported(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the words of the command."""
+    """Adds the command's arguments."""
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     """Writes a checkpoint for each policy, once all of them are made; returns the exit status.
 
     Raises:
-        CheckpointError: if the checkpoint is none of RLlib, or has what cannot be imported.
+        CheckpointError: if the checkpoint is not one of RLlib, or has unsupported content.
         MissingPackageError: if this environment has no Gymnasium or TensorFlow.
-        UsageError: if there is something in the place of the output.
+        UsageError: if the output folder exists and is not empty.
     """
     out = resolve_path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -85,12 +85,12 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
         checkpoint: the folder of an algorithm or of a policy, saved with `framework` "tf" or "tf2".
 
     Raises:
-        CheckpointError: if it is none, is damaged, or has what cannot be imported; the message
-            names it.
-        SpaceError: if its spaces cannot be used here.
-        ModelSettingError: if a setting of its networks has a value that is none here.
+        CheckpointError: if it is another folder, is damaged, or has unsupported content; the
+            message names it.
+        SpaceError: if its spaces are not supported.
+        ModelSettingError: if a setting of its networks has an invalid value.
         ModelImportError: if its weights do not fit the network that its config describes.
-        WeightsError: if its counters are no numbers.
+        WeightsError: if its counters are not numbers.
     """
     folder = resolve_path(checkpoint)
     described = _description(folder, describe_path(checkpoint, folder))
@@ -109,7 +109,7 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
 
 
 def _description(folder: Path, name: str) -> Mapping[str, Any]:
-    """Returns what `rllib_checkpoint.json` says, of a folder that messages call `name`."""
+    """Returns the content of `rllib_checkpoint.json`; messages call the folder `name`."""
     try:
         found = json.loads(read_regular(folder / _DESCRIPTION, _LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -171,7 +171,7 @@ def _joined(
     weights: Mapping[str, np.ndarray],
     filters: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """Returns a state of ours with what a checkpoint has."""
+    """Returns a new policy's state, updated with the checkpoint's values."""
     joined = {**own, "weights": {**own["weights"], **weights}}
     joined.pop("target_weights", None)
     for name in ("global_timestep", "num_grad_updates", "current_kl_coeff"):
@@ -188,7 +188,7 @@ def _joined(
 def _filter(
     state: Mapping[str, Any], config: Mapping[str, Any], observed: spaces.Space
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the statistics of a MeanStdFilter as they are here, and what to say of them."""
+    """Returns the converted statistics of a MeanStdFilter, and notes for the report."""
     from gymnasium import spaces
 
     if config["observation_filter"] == "NoFilter":

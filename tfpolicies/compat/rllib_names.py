@@ -1,4 +1,4 @@
-"""Gives the places of RLlib's names in this package, by the table that the guide shows."""
+"""Maps RLlib's names to those of this package, by the table in the porting guide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MODULE = re.compile(r"tfpolicies\.(algorithms\.\w+|compat\.tune)")
 
 
 def _imports() -> Iterator[tuple[str, str, str]]:
-    """Yields what is imported from Ray: its name, its place here ("" for none), and a remark."""
+    """Yields names to import from Ray: name, replacement ("" for none), and a remark."""
     for row in read_table(RLLIB):
         for name in row.names:
             if name.startswith("ray."):
@@ -79,7 +79,7 @@ SECTIONS = {
 
 
 def section_for(module: str) -> str:
-    """Returns the section of the guide for a module of RLlib.
+    """Returns the section of the porting guide for a module of RLlib.
 
     >>> section_for("ray.rllib.models.tf.attention_net"), section_for("ray.rllib.core")
     ('A custom model', 'Not offered')

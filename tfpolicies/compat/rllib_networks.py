@@ -1,9 +1,10 @@
-"""RLlib's default networks as models of the catalog: which layer is which, and in what order.
+"""Maps RLlib's default networks to models of the catalog: layers and the order of their weights.
 
-Graph policies keep weights by name. Eager ones keep a list, in the order in which Keras 2 lists the
-layers of a functional model: by their distance from the outputs, the largest first, and at one
-distance those of the actor first. Names that depend on what else a process has built (`dense_6`,
-`fc_1_2`) say nothing; where there are any, graph policies go by the same order.
+Graph policies store weights by name. Eager policies store a list, in the order in which Keras 2
+lists the layers of a functional model: by their distance from the outputs, the largest first, and
+at the same distance those of the actor first. Names that depend on other layers built in the
+process (`dense_6`, `fc_1_2`) are ambiguous; if there are any, graph policies are also read by
+order.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Network(NamedTuple):
     """One of RLlib's networks.
 
     Attributes:
-        settings: of the `model` config that builds it here.
+        settings: the `model` config that builds it in this package.
         order: the names of its layers in the order of an eager policy's weights.
-        ours: the name of each layer here; one that is not among them is of no use.
-        scaled: the layers that read an image of 0 to 255, which is one of 0 to 1 here.
+        ours: the name of each layer in this package; other layers are not imported.
+        scaled: the layers that read an image of 0 to 255 in RLlib, and of 0 to 1 in this package.
         noisy: the noisy layers.
-        is_named: whether the names of a graph policy tell the layers apart.
+        is_named: whether the names in a graph policy identify the layers.
     """
 
     settings: dict[str, Any]
@@ -66,7 +67,7 @@ class Network(NamedTuple):
         return [(layer, role) for layer in self.order for role in self.roles(layer)]
 
     def roles(self, layer: str) -> Sequence[str]:
-        """Returns the names that the arrays of a layer have here, in order."""
+        """Returns the names of a layer's arrays in this package, in order."""
         if layer in (_LOG_STD, _LOG_ALPHA):
             return (layer,)
         return _LSTM if layer == "lstm" else _NOISY if layer in self.noisy else ("kernel", "bias")
@@ -77,15 +78,15 @@ TEMPERATURE = Network({}, [_LOG_ALPHA], {_LOG_ALPHA: "temperature"}, is_named=Fa
 
 
 def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
-    """Returns the network that RLlib makes of a `model` config.
+    """Returns the network that RLlib makes from a `model` config.
 
     Args:
         model: the whole `model` config of a checkpoint.
-        seen: the space of what its model reads, with the `original_space` that it is made of.
+        seen: the space of the model's inputs, with the `original_space` that it was made from.
         acted: the space of actions.
 
     Raises:
-        CheckpointError: if it is none that can be built here; the message names what is not.
+        CheckpointError: if it cannot be built in this package; the message names the reason.
     """
     require_default(model)
     if not isinstance(seen, spaces.Box) or len(seen.shape) not in (1, 3):
@@ -96,11 +97,11 @@ def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
 
 
 def require_default(model: Mapping[str, Any]) -> None:
-    """Checks that a `model` config asks for one of RLlib's own networks, with plain values.
+    """Checks that a `model` config describes one of RLlib's own networks, with valid values.
 
     Raises:
-        CheckpointError: if it asks for another one.
-        ModelSettingError: if a setting has a value that is none here.
+        CheckpointError: if it describes another one.
+        ModelSettingError: if a setting has an invalid value.
     """
     for name in ("custom_model", "custom_preprocessor", "custom_action_dist", "use_attention"):
         if not is_nothing(model.get(name)):
@@ -109,7 +110,7 @@ def require_default(model: Mapping[str, Any]) -> None:
 
 
 def unsupported(piece: str) -> CheckpointError:
-    """Returns the error for what cannot be built here."""
+    """Returns the error for a part that cannot be imported."""
     return CheckpointError(
         f"The checkpoint needs {piece}, which cannot be imported. Build the network in Keras, and "
         "give its weights to `policy.import_model_from_h5`."
@@ -117,7 +118,7 @@ def unsupported(piece: str) -> CheckpointError:
 
 
 def _require_plain(original: spaces.Space, seen: spaces.Box) -> None:
-    """Checks that RLlib flattened observations as is done here."""
+    """Checks that RLlib flattened observations in the same way as this package."""
     if original is seen:
         return
     if isinstance(original, spaces.Box):
@@ -206,7 +207,7 @@ def _behind_lstm(model: Mapping[str, Any], inner: Network) -> Network:
 
 
 def _keras_order(actor: Path, value: Path) -> list[str]:
-    """Returns the layers of two towers as Keras 2 lists them; what both share is in `actor`."""
+    """Returns the layers of two towers in the order of Keras 2; `actor` has the shared layers."""
     placed = [
         (len(path) - i, tower, name)
         for tower, path in enumerate((actor, value))
@@ -225,14 +226,14 @@ def q_network_of(
     """Returns the network of RLlib's DQN.
 
     Args:
-        heads: what is behind its encoder.
+        heads: the heads after its encoder.
         model: its whole `model` config.
         seen: as in `network_of`.
-        acted: likewise.
+        acted: as in `network_of`.
 
     Raises:
-        CheckpointError: if it is none that can be built here; the message names what is not.
-        ModelSettingError: if a setting has a value that is none here.
+        CheckpointError: if it cannot be built in this package; the message names the reason.
+        ModelSettingError: if a setting has an invalid value.
     """
     if not heads.hiddens:
         if heads.noisy or heads.dueling or heads.num_atoms > 1:
@@ -255,17 +256,17 @@ def q_network_of(
 def only_acting(
     model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space, output: str = "fc_out"
 ) -> Network:
-    """Returns a network whose value output is left out.
+    """Returns a network without its value output.
 
     Args:
         model: as in `network_of`.
-        seen: likewise.
-        acted: likewise.
-        output: what its last layer is called here.
+        seen: as in `network_of`.
+        acted: as in `network_of`.
+        output: the name of its last layer in this package.
 
     Raises:
-        CheckpointError: likewise.
-        ModelSettingError: likewise.
+        CheckpointError: as in `network_of`.
+        ModelSettingError: if a setting has an invalid value.
     """
     require_default(model)
     for name in ("use_lstm", "no_final_linear"):
@@ -286,9 +287,9 @@ def _without_value(found: Network, output: str) -> Network:
 
 
 def _encoder(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
-    """Returns what is before the heads of DQN.
+    """Returns the network before the heads of DQN.
 
-    The width of its last layer is the last of `fcnet_hiddens`, or 256.
+    The width of its last layer is the last entry of `fcnet_hiddens`, or 256.
     """
     plain = only_acting({**model, "no_final_linear": False}, seen, acted)
     hidden, post = [*model.get("fcnet_hiddens", ())], [*model.get("post_fcnet_hiddens", ())]
@@ -309,8 +310,8 @@ def _features_of_images(model: Mapping[str, Any], plain: Network, width: int) ->
 
     Args:
         model: the whole `model` config.
-        plain: the network with a layer of its own behind the convolutions.
-        width: how many features the last convolution gives instead.
+        plain: the network with an output layer after the convolutions.
+        width: the number of features of the last convolution instead.
     """
     filters = [*plain.settings["conv_filters"]]
     filters[-1] = [width, *filters[-1][1:]]
@@ -331,14 +332,14 @@ def _features_of_images(model: Mapping[str, Any], plain: Network, width: int) ->
 
 
 def weights_of(stored: Any, network: Network) -> KerasWeights:
-    """Returns the weights of a checkpoint, by the names that its layers have here.
+    """Returns the weights of a checkpoint by the names of the layers in this package.
 
     Args:
-        stored: arrays by name, as a graph policy has them, or a list, as an eager one has.
-        network: what they are of.
+        stored: arrays by name for a graph policy, or a list for an eager one.
+        network: the network of the weights.
 
     Raises:
-        CheckpointError: if they are not those of the network; the message names them.
+        CheckpointError: if they do not belong to the network; the message names them.
     """
     goes_by_name = isinstance(stored, Mapping) and network.is_named
     named = _by_name(stored, network) if goes_by_name else _by_order(stored, network)
@@ -368,7 +369,7 @@ def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
 
 
 def listed(stored: Any) -> Any:
-    """Returns stored weights as a list, also where they have names."""
+    """Returns stored weights as a list, without their names."""
     return [*stored.values()] if isinstance(stored, Mapping) else stored
 
 
@@ -393,7 +394,7 @@ def _array(value: Any, name: str) -> np.ndarray:
 
 
 def unfit(due: int, stored: Any) -> CheckpointError:
-    """Returns the error for weights that are not as many arrays as are due."""
+    """Returns the error for a wrong number of weight arrays."""
     count = len(stored) if isinstance(stored, list | tuple) else 0
     told = [str(np.shape(each)) for each in stored] if count else []
     return _not_of_network(f"{due} arrays are due, and there are {count}", told)
@@ -408,7 +409,7 @@ def _not_of_network(problem: str, given: Sequence[str]) -> CheckpointError:
 
 
 def _converted(arrays: _Arrays, layer: str, network: Network) -> list[tuple[str, np.ndarray]]:
-    """Returns a layer's arrays as they are here: a convolution of one pixel is dense."""
+    """Returns a layer's arrays in this package's form: a convolution of one pixel becomes dense."""
     found = dict(arrays)
     is_dense = layer in _PIXELS and not network.ours[layer].startswith("conv_")
     if layer in network.scaled:

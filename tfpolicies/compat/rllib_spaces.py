@@ -1,4 +1,4 @@
-"""Spaces in RLlib's checkpoints: records of `space_to_dict`, and pickled objects of Gymnasium."""
+"""Converts spaces in RLlib's checkpoints: records of `space_to_dict`, and pickled Gymnasium spaces."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _KINDS = {
 
 
 def space_of(record: Any, what: str) -> spaces.Space:
-    """Returns the space of a record, with the `original_space` that it was made of.
+    """Returns the space of a record, with the `original_space` that it was made from.
 
     Args:
-        record: what `space_to_dict` of RLlib returned, or a pickled space as it was read.
-        what: of which space, for messages.
+        record: a result of RLlib's `space_to_dict`, or a pickled space as it was read.
+        what: the name of the space, for messages.
 
     Raises:
-        CheckpointError: if it is none, or malformed.
-        UnsupportedSpaceError: if it is of a class that is not known here.
+        CheckpointError: if it is missing or malformed.
+        UnsupportedSpaceError: if its class is not supported.
     """
     original = None
     if isinstance(record, Mapping) and isinstance(record.get("space"), Mapping | Named):
@@ -66,7 +66,7 @@ def _space(record: Any, depth: int) -> spaces.Space:
 
 
 def _fields(record: Any) -> tuple[str, Mapping[str, Any]]:
-    """Returns the class of a space, and what it is made of."""
+    """Returns the class name of a space, and its fields."""
     if isinstance(record, Named):
         found = _PICKLED.fullmatch(record.name)
         state = record.state if isinstance(record.state, Mapping) else {}
