@@ -128,7 +128,7 @@ def _split(stored: Any, parts: Sequence[Network]) -> list[list[Any]]:
 
 
 def _models(program: Any) -> Iterator[tuple[Any, list[str]]]:
-    """Yields the models of a Program's networks with their keys in a state; critics are separate."""
+    """Yields the models of a Program's networks with their keys in a state, critics separately."""
     for name, network in program.functions.networks.items():
         keys = iter(slot.key for slot in program.layout.of(name))
         own = network.model

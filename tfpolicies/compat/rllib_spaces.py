@@ -1,4 +1,4 @@
-"""Converts spaces in RLlib's checkpoints: records of `space_to_dict`, and pickled Gymnasium spaces."""
+"""Converts spaces in RLlib's checkpoints: `space_to_dict` records, and pickled Gymnasium spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""RLlib's schedules: values that change with time steps. Settings take lists or functions instead."""
+"""RLlib's schedules: objects whose values change with time steps.
+
+Settings accept lists or functions instead.
+"""
 
 from __future__ import annotations
 

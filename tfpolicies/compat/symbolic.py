@@ -63,7 +63,7 @@ class TFOperation(keras.Operation):
 
 
 def _dense(given: Any) -> Any:
-    """Returns a sparse `KerasTensor` as a dense one: Keras infers sparse for a product with a constant."""
+    """Returns a sparse `KerasTensor` as a dense one: Keras infers sparse for `x * constant`."""
     is_sparse = isinstance(given, keras.KerasTensor) and given.sparse
     return keras.KerasTensor(given.shape, given.dtype, name=given.name) if is_sparse else given
 
