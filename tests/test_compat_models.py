@@ -489,7 +489,7 @@ def frames(self, *args):
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"forward": makes_layers}, "makes a variable at each call.*in the constructor"),
+        ({"forward": makes_layers}, "makes a variable in each call.*in the constructor"),
         ({"forward": lambda self, d, s, n: self.out(d["obs"])}, "must return a pair.*got"),
         ({"forward": TFModelV2.forward}, r"has no `forward\(self, input_dict, state, seq_lens\)`"),
         ({"forward": lambda self, d, s, n: (d["nothing"], s)}, r"with obs \[2, 3\]: 'nothing'"),

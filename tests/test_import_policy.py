@@ -423,7 +423,7 @@ def test_a_keras_file_that_is_nested_without_end_is_refused(tmp_path):
             {"names": {"obs": "observation", "actions": "logits"}},
             ModelImportError,
             r"the output 'logits' float32 \[None, 2\] has 2 numbers .* Discrete\(2\) has 1\. If "
-            r"they are logits, say names={'logits': 'logits'}",
+            r"they are logits, set names={'logits': 'logits'}",
         ),
     ],
 )

@@ -94,7 +94,7 @@ class ActionDistribution(WholeSpace):
     def required_model_output_shape(action_space: gym.Space, model_config: Any) -> Any:
         """Returns how many numbers a model must compute per row; to be overridden."""
         raise NotOfferedError(
-            f"A distribution for {action_space} must say what its model computes: write a "
+            f"A distribution for {action_space} must define its number of inputs: write a "
             "@staticmethod required_model_output_shape(action_space, model_config) that returns "
             "the number of outputs."
         )
@@ -102,7 +102,7 @@ class ActionDistribution(WholeSpace):
     def _lacks(self, method: str) -> NotOfferedError:
         name, _, _ = method.partition("(")
         return NotOfferedError(
-            f"{type(self).__name__} has no `{name}`, which is asked for here. Write `{method}`."
+            f"{type(self).__name__} has no `{name}`, which is required here. Write `{method}`."
         )
 
 
@@ -165,7 +165,7 @@ class PortedBatch:
         self._owner = owner
         self._model = model
         self._inner = self._made()
-        self._drawn: tuple[Any, Any] = (None, None)  # the last noise, and what it gave
+        self._drawn: tuple[Any, Any] = (None, None)  # the last noise and its actions
 
     def _made(self) -> Any:
         (kind,) = self._owner.kinds
@@ -268,7 +268,7 @@ class _Drawn(NamedTuple):
 class _Part(NamedTuple):
     """The attributes of a leaf's distribution that exploration strategies use."""
 
-    inputs: tf.Tensor  # logits by which nothing is forbidden
+    inputs: tf.Tensor  # logits of a distribution without forbidden actions
     mode: tf.Tensor
 
     def deterministic_sample(self) -> tf.Tensor:

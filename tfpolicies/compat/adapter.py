@@ -29,7 +29,7 @@ from tfpolicies.models.spaces import Leaf, nest
 from tfpolicies.models.views import views_of
 
 _CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes of models that are known to make their own layers."""
+"""Classes of models that were checked to make separate layers."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TFModelFactory:
         """
         kind, make = self.model_class, as_tf_model(self.model_class)
         obs_space = preprocessed_space(observation_space)
-        remembered = has_memory(model_config)  # by a memory around it
+        remembered = has_memory(model_config)  # by an LSTM or attention around it
         width = None if remembered else num_outputs
         arguments = (obs_space, action_space, width, dict(model_config), kind.__name__)
         extra = custom_model_config if _takes(make, arguments, custom_model_config) else {}
@@ -70,7 +70,9 @@ class TFModelFactory:
         try:
             inner = make(*arguments, **extra)
         except Exception as error:
-            raise ModelError(f"{kind.__name__} could not be made: {error}{_hint(error)}") from error
+            raise ModelError(
+                f"{kind.__name__} could not be constructed: {error}{_hint(error)}"
+            ) from error
         if kind not in _CHECKED:
             _require_own_layers(kind, inner, make(*arguments, **extra))
             _CHECKED.add(kind)
@@ -179,9 +181,8 @@ class TFModelAdapter(keras.Model):
         for part in found:
             if isinstance(part, tf.Variable):
                 raise ModelError(
-                    f"{self.name} holds the tf.Variable {part.name!r}, which cannot take the "
-                    "weights of one policy or another. Make it a "
-                    "keras.Variable(initial_value, name=...)."
+                    f"{self.name} holds the tf.Variable {part.name!r}, to which a policy's "
+                    "weights cannot be assigned. Make it a keras.Variable(initial_value, name=...)."
                 )
         self.parts = found
 
@@ -302,8 +303,8 @@ def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModel
     common = [layer.name for key, layer in held[0].items() if key in held[1]]
     if common:
         raise ModelError(
-            f"Each {kind.__name__} must make its layers itself, but all have {common} in common. "
-            "Policies have weights of their own: map agents that shall learn the same to one "
+            f"Each {kind.__name__} must make separate layers, but all objects share {common}. "
+            "Each policy has separate weights: map agents that should share weights to one "
             "policy, or copy weights from one policy to another in on_train_result."
         )
 
@@ -318,10 +319,10 @@ def _require_no_reuse(kind: type[TFModelV2]) -> None:
         names = set() if code is None else {*code.co_names, *_keywords(code)}
         if "variable_scope" in names and names & {"AUTO_REUSE", "reuse"}:
             raise ModelError(
-                f"{owner.__name__} makes layers in a variable_scope with reuse, which Keras 3 does "
-                "not heed: they would have weights of their own, not those of another model. "
-                "Map agents that shall learn the same to one policy, or copy weights from one "
-                "policy to another in on_train_result, and leave the variable_scope out."
+                f"{owner.__name__} makes layers in a variable_scope with reuse, which Keras 3 "
+                "ignores: they would not share the weights of another model. Map agents that "
+                "should share weights to one policy, or copy weights from one policy to another "
+                "in on_train_result, and leave the variable_scope out."
             )
 
 
@@ -349,11 +350,11 @@ _HINTS = {
         "keras.ops.square for np.square, or keep such calls in `forward`."
     ),
     "'sequences'": (
-        " What a recurrent layer of Keras 3 reads is called `sequences`: leave the name `inputs=` "
-        "out."
+        " The input of a recurrent layer of Keras 3 is called `sequences`: leave the name "
+        "`inputs=` out."
     ),
 }
-"""What to do about errors of Keras 3, by what they say."""
+"""Advice about errors of Keras 3, by a part of their message."""
 
 
 def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
@@ -362,8 +363,8 @@ def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
         known = part if isinstance(part, np.ndarray | list | float) else None
         if known is not None and np.any(known):
             raise ModelError(
-                f"{type(inner).__name__}.get_initial_state()[{i}] must be zeros: every memory "
-                "begins at zero here. Add what it should begin with in `forward`."
+                f"{type(inner).__name__}.get_initial_state()[{i}] must be zeros: recurrent "
+                "states start at zero. Add their initial values in `forward`."
             )
     return [tuple(int(n) for n in np.shape(part)) for part in start]
 
@@ -429,8 +430,8 @@ def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gy
 
     def refuse(next_creator: Any, **given: Any) -> Any:
         raise ModelError(
-            f"{model.name}.forward makes a variable at each call ({given.get('name')!r}), so it "
-            "would never learn. Make its layers in the constructor and keep them as attributes."
+            f"{model.name}.forward makes a variable in each call ({given.get('name')!r}), which "
+            "would never be trained. Make layers in the constructor and keep them as attributes."
         )
 
     with tf.variable_creator_scope(refuse):

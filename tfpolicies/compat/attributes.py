@@ -22,7 +22,7 @@ def as_method(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any
 
 
 NOT_SERIALIZABLE = "__not_serializable__"
-"""Stands for functions and objects in the result of `serialize()`."""
+"""Replaces functions and objects in the result of `serialize()`."""
 
 
 def get_rollout_fragment_length(config: Any, worker_index: int = 0) -> int:
@@ -77,7 +77,7 @@ CONFIG_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "serialize": as_method(serialize),
     "total_train_batch_size": lambda config: config.train_batch_size,
 }
-"""By name, what returns it."""
+"""Getters of the attributes of configs, by name."""
 
 
 def save_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
@@ -106,7 +106,7 @@ ALGORITHM_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "save_checkpoint": as_method(save_checkpoint),
     "step": lambda algorithm: algorithm.train,
 }
-"""By name, what returns it."""
+"""Getters of the attributes of algorithms, by name."""
 
 
 def foreach_worker_async(
@@ -121,7 +121,7 @@ def foreach_worker_async(
     Returns:
         How many calls will be answered by `fetch_ready_async_reqs`.
     """
-    del healthy_only  # others are never called
+    del healthy_only  # failed workers are never called
     remotes = workers._remotes
     workers._complete_weights()
     return 0 if remotes is None else int(remotes.request(func, remote_worker_ids))
@@ -134,7 +134,7 @@ def fetch_ready_async_reqs(
 
     It waits at most `timeout_seconds`, or for all results if that is None.
     """
-    del mark_healthy  # who answers is
+    del mark_healthy  # workers that answer are healthy
     remotes = workers._remotes
     return [] if remotes is None else list(remotes.take_answers(timeout_seconds))
 
@@ -145,11 +145,11 @@ def add_workers(workers: Any, num_workers: int, validate: bool = False) -> None:
     Raises:
         UsageError: if there are none so far.
     """
-    del validate  # it waits for them
+    del validate  # adding waits for the workers
     remotes = workers._remotes
     if remotes is None:
         raise UsageError(
-            "add_workers adds to remote workers, of which there are none: build with "
+            "add_workers needs at least one remote worker, but there is none: build with "
             "num_rollout_workers of 1 or more."
         )
     remotes.add(num_workers)
@@ -179,7 +179,7 @@ WORKER_SET_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "foreach_worker_async": as_method(foreach_worker_async),
     "is_policy_to_train": as_method(is_policy_to_train),
 }
-"""By name, what returns it."""
+"""Getters of the attributes of worker sets, by name."""
 
 WORKER_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "assert_healthy": as_method(assert_healthy),
@@ -187,4 +187,4 @@ WORKER_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "env_creator": as_method(env_creator),
     "last_batch": lambda worker: worker._first_batch,
 }
-"""By name, what returns it."""
+"""Getters of the attributes of workers, by name."""

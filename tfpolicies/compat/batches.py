@@ -46,15 +46,15 @@ def single_step_input(
     """
     if batch.layout.is_rectangular:
         raise BatchError(
-            f"A step can be taken of rows one after the other, but the batch has {batch.layout}. "
-            "Take it before padding."
+            f"A single step needs rows without padding, but the batch has {batch.layout}. Get it "
+            "before padding."
         )
     views = {n: v for n, v in view_requirements.items() if v.used_for_compute_actions}
     read = ["new_obs", *views, *_sources(views)]
     columns, at_end = {name: batch[name] for name in read if name in batch}, index == "last"
     if at_end and "obs" in columns and "new_obs" not in columns:
         raise MissingColumnError(
-            f"The step behind the last row observes 'new_obs', but the batch has {list(batch)}. "
+            f"The step after the last row observes 'new_obs', but the batch has {list(batch)}. "
             "Keep that column, or give the `index` of a row."
         )
     count = _rows([columns[source] for source in _sources(views) if source in columns])
@@ -121,5 +121,7 @@ def view_from_dict(d: Mapping[str, Any]) -> ViewRequirement:
         CheckpointError: if its space is malformed.
     """
     if sorted(d) != sorted(_STORED):
-        raise BatchUsageError(f"`d` must have {sorted(_STORED)}, as of to_dict(), got {sorted(d)}.")
+        raise BatchUsageError(
+            f"`d` must have {sorted(_STORED)}, as to_dict() returns them, got {sorted(d)}."
+        )
     return ViewRequirement(**{**d, "space": decode_space(d["space"])})

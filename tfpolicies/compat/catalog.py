@@ -116,7 +116,9 @@ class ModelCatalog:
         kind = VisionNetwork if any(images) else FullyConnectedNetwork
         if model_interface is not None:
             joint = f"{model_interface.__name__}_as_{kind.__name__}"
-            width = None if num_outputs is None else int(num_outputs)  # Keras wants Python's
+            width = (
+                None if num_outputs is None else int(num_outputs)
+            )  # Keras accepts only Python's int
             own = type(joint, (model_interface, kind), {})
             return own(obs_space, action_space, width, settings, name)
         custom = settings["custom_action_dist"]
@@ -124,7 +126,7 @@ class ModelCatalog:
         width = dist_class.num_inputs
         if num_outputs != width:
             raise ModelError(
-                f"num_outputs must be {width}, what the distribution of {action_space} takes, got "
+                f"num_outputs must be {width} for the distribution of {action_space}, got "
                 f"{num_outputs!r}. For a model of another width make a FullyConnectedNetwork."
             )
         is_plain = settings["custom_model"] is None and not has_memory(settings)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfpolicies.models.distributions.noise import NoiseBlocks
 
 _TINY = np.finfo(np.float32).tiny
-_CANDIDATES = 8  # of which each is accepted with a probability of at least 0.95
+_CANDIDATES = 8  # each is accepted with a probability of at least 0.95
 
 
 class _Noise:
@@ -90,7 +90,7 @@ _DRAWS: dict[str, Callable[[Any], tf.Tensor]] = {
     "normal": lambda shape: tf.random.stateless_normal(shape, _seed()),
     "logistic": lambda shape: -tf.math.log(1.0 / _uniform(shape) - 1.0),
 }
-"""By the kinds of `NOISE_KINDS`, what draws a tensor of a shape."""
+"""Functions that draw a tensor of a shape, by the kinds of `NOISE_KINDS`."""
 
 
 def noise_like(inputs: tf.Tensor, kind: str, size: int) -> tf.Tensor:

@@ -15,7 +15,7 @@ from tfpolicies.envs.vector import Environments
 from tfpolicies.rollout.episode import Episode
 
 ENV_STATE = "state"
-"""The key of an observation under which environments of cooperating agents give their state."""
+"""The key of the global state in observations of cooperating agents."""
 
 BaseEnv = Environments
 EpisodeV2 = Episode

@@ -73,7 +73,7 @@ EPISODE_METHODS: dict[str, Callable[..., Any]] = {
         *(rnn_state_for, last_extra_action_outs_for),
     )
 }
-"""The methods that ported code finds on episodes."""
+"""Methods of episodes for ported code, by name."""
 
 
 def _policy(episode: Episode, agent_id: Any) -> Any:
@@ -88,8 +88,8 @@ def _followed(episode: Episode) -> Episode:
     """
     if episode.length and not episode._acted:
         raise UsageError(
-            f"Nobody took notes in this episode of {episode.length} steps, since no callback is "
-            "given episodes. Override on_episode_step, even by one that does nothing; or read the "
-            "columns of the batch."
+            f"This episode of {episode.length} steps has no records of its agents, since no "
+            "callback uses episodes. Override on_episode_step, even by one that does nothing; or "
+            "read the columns of the batch."
         )
     return episode

@@ -48,7 +48,7 @@ def synchronous_parallel_sample(
     if max_agent_steps is not None and max_env_steps is not None:
         raise UsageError(
             "Give either max_agent_steps or max_env_steps to synchronous_parallel_sample, not "
-            f"both: they are {max_agent_steps} and {max_env_steps}."
+            f"both: got {max_agent_steps} and {max_env_steps}."
         )
     batches = sample_steps(worker_set.sample, max_env_steps or 0, max_agent_steps or 0)
     return concat_samples(batches) if concat else batches
@@ -95,4 +95,4 @@ def train_one_step(
 
 
 multi_gpu_train_one_step = train_one_step
-"""Whichever device learns, the batch is moved to it once."""
+"""The batch is moved once to the device that learns."""

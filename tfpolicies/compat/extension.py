@@ -48,7 +48,7 @@ RECORDED: dict[type, dict[str, str]] = {
         "_mean_entropy": "entropy",
     },
 }
-"""Attributes that losses of RLlib's policies set, and the statistics in them."""
+"""Attributes that losses of RLlib's policies set, and the names of their statistics."""
 
 
 def _do_nothing() -> None:
@@ -102,7 +102,7 @@ class RLlibExtension(Extension):
         RunningFilter: FILTER_ATTRIBUTES,
         PolicyKind: {
             "variables": lambda policy: lambda: list(policy.model.variables),
-            # False while postprocessing is given zeros to learn its columns
+            # False during the trial postprocessing of zeros that finds its columns
             "loss_initialized": lambda policy: lambda: not policy._sees_zeros,
             "maybe_initialize_optimizer_and_loss": lambda policy: _do_nothing,
         },

@@ -123,7 +123,7 @@ class MeanStdFilter(Filter):
         self._recent = RunningStat(self.shape)
 
 
-# -- names that filters of policies have ----------------------------------------------------------
+# -- RLlib's attributes of the policies' filters --------------------------------------------------
 
 
 def _all_seen(held: RunningFilter) -> list[RunningStat]:

@@ -16,9 +16,9 @@ import numpy as np
 from tfpolicies.errors import CheckpointError
 from tfpolicies.system.regular_files import open_regular, read_regular, size_of
 
-_READER = Path(__file__).with_name("pickle_reader.py")  # run, not imported: it stands alone
+_READER = Path(__file__).with_name("pickle_reader.py")  # run as a program, not imported
 _SECONDS = 10
-_MEGABYTES = 400  # and so many for each megabyte of the file:
+_MEGABYTES = 400  # plus, for each megabyte of the file:
 _TIMES = 8
 _LARGEST = 1 << 30  # bytes of a file
 _REFUSED = 3
@@ -81,8 +81,8 @@ def _run(path: Any, file: Any, folder: str) -> None:
 
 def _refusal(path: Any, why: str) -> CheckpointError:
     return CheckpointError(
-        f"The file {str(path)!r} was refused: {why}. Nothing in it was executed. Give a checkpoint "
-        "as RLlib wrote it."
+        f"The file {str(path)!r} was refused: {why}. Nothing in it was executed. Give an "
+        "unchanged checkpoint of RLlib."
     )
 
 
@@ -100,7 +100,7 @@ def _read_answer(folder: str) -> Any:
         if kind == "array":
             return arrays[content]
         if kind == "bytes":
-            return bytes(0)  # nobody asks for them
+            return bytes(0)  # their content is never used
         if kind == "dict":
             return {decode(key): decode(value) for key, value in content}
         if kind == "named":

@@ -104,7 +104,7 @@ def as_tf_model(kind: type) -> Callable[..., TFModelV2]:
     return kind if issubclass(kind, TFModelV2) else functools.partial(KerasAsTFModel, kind)
 
 
-# -- what is read of `policy.model` ---------------------------------------------------------------
+# -- attributes of `policy.model` -----------------------------------------------------------------
 
 
 def prepare_model(policy: Any, model: keras.Model) -> None:

@@ -134,7 +134,7 @@ def _number(value: float) -> str:
     if math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
     shown = repr(value)
-    return shown if "." in shown else shown.replace("e", ".0e")  # else YAML reads it as text
+    return shown if "." in shown else shown.replace("e", ".0e")  # otherwise YAML reads it as text
 
 
 def _text(value: str) -> str:

@@ -28,10 +28,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 MOST_OPCODES = 400_000
-MOST_VALUES = 400_000  # in the result, where what is shared counts each time
+MOST_VALUES = 400_000  # in the result; shared values count each time
 MOST_COPIES = 1_000_000  # values that are copied from one container to another
-MOST_BYTES = 1 << 30  # of arrays and texts in the result, likewise
-MOST_PACKED = 32 << 20  # of one array that was compressed
+MOST_BYTES = 1 << 30  # of arrays and texts in the result; shared ones count each time
+MOST_PACKED = 32 << 20  # of one unpacked array
 DEEPEST = 100
 MOST_DIGITS = 64  # bytes of an integer
 
@@ -53,7 +53,7 @@ KNOWN = {
     ("builtins", "bytearray"): "bytes",
     ("_codecs", "encode"): "bytes",
 }
-"""The names whose meaning is known, exactly; `_codecs.encode` is how old protocols write bytes."""
+"""Kinds of the supported names; old protocols write bytes as calls of `_codecs.encode`."""
 
 
 class Refused(Exception):
@@ -86,7 +86,7 @@ class _Dtype:
 
     def made(self) -> np.dtype:
         if self.code[:1] not in "biuf" or not self.code[1:].isdigit():
-            raise Refused(f"an array of the dtype {self.code!r:.40}, which is no plain number")
+            raise Refused(f"an array of the dtype {self.code!r:.40}, which is not a plain number")
         try:
             return np.dtype(self.code).newbyteorder(">" if self.order == ">" else "<")
         except (TypeError, ValueError) as error:
@@ -128,7 +128,7 @@ class Machine:
                 return self._pop()
             step = _STEPS.get(name)
             if step is None:
-                raise Refused(f"the opcode {name}, which is not read")
+                raise Refused(f"the opcode {name}, which is not supported")
             step(self, argument)
         raise Refused("no end")
 
@@ -137,7 +137,7 @@ class Machine:
             for opcode, argument, _ in pickletools.genops(self._content):
                 yield opcode.name, argument
         except (ValueError, UnicodeError, OverflowError, MemoryError) as error:
-            raise Refused(f"no whole pickle: {error}") from error
+            raise Refused(f"an incomplete pickle: {error}") from error
 
     # -- the stack -----------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Machine:
     def get(self, index: int) -> None:
         """Pushes an entry of the memo."""
         if index not in self._memo:
-            raise Refused(f"a reference to {index}, which is not there")
+            raise Refused(f"a reference to {index}, which does not exist")
         self.push(self._memo[index])
 
     def pop(self, _: Any) -> None:
@@ -246,7 +246,7 @@ class Machine:
         """Pushes a record of the name that the last two strings form."""
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise Refused("a name that is no text")
+            raise Refused("a name that is not a text")
         self.push(Named(f"{module}:{name}"))
 
     def reduce(self, _: Any) -> None:
@@ -276,7 +276,7 @@ class Machine:
         try:
             return _MAKERS[kind](self, *args)
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-            raise Refused(f"a call of {function.name} that is none of NumPy's: {error}") from error
+            raise Refused(f"an invalid call of {function.name}: {error}") from error
 
     def build(self, _: Any) -> None:
         """Sets the state of a record, array or dtype."""
@@ -287,7 +287,7 @@ class Machine:
             target.order = str(state[1]) if isinstance(state, tuple) and len(state) > 1 else "?"
         elif isinstance(target, Named):
             target.state = state
-        elif not isinstance(target, dict):  # an OrderedDict's own attributes are dropped
+        elif not isinstance(target, dict):  # attributes of an OrderedDict are dropped
             raise Refused(f"a state for a {type(target).__name__}")
 
     # -- arrays --------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "set": lambda machine, values=(): {_key(value) for value in values},
     "bytes": _bytes,
 }
-"""What makes the values of known names."""
+"""Functions that make the values of supported names, by kind."""
 
 _VALUES = (
     "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT SHORT_BINUNICODE BINUNICODE BINUNICODE8 "
@@ -400,7 +400,7 @@ _STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "NEWOBJ_EX": Machine.reduce_keywords,
     "BUILD": Machine.build,
 }
-"""What each opcode does. EXT1, PERSID, INST, OBJ, NEXT_BUFFER and protocol 0 are not among them."""
+"""Handlers by opcode. EXT1, PERSID, INST, OBJ, NEXT_BUFFER and protocol 0 are not supported."""
 
 
 class Writer:
@@ -424,7 +424,7 @@ class Writer:
         if self._left < 0:
             raise Refused(f"more than {MOST_VALUES} values")
         if depth > DEEPEST:
-            raise Refused(f"values nested more than {DEEPEST} deep, or in a circle")
+            raise Refused(f"values nested more than {DEEPEST} deep, or in a cycle")
         if isinstance(value, str):
             self._spend(len(value))
         if value is None or isinstance(value, bool | int | float | str):
@@ -466,7 +466,7 @@ class Writer:
 
 
 _PACKED = {"space": ("low", "high", "nvec"), "num_pushes": ("mean_array", "std_array")}
-"""The entries that are packed arrays, by the entry that tells RLlib's records with such ones."""
+"""Entries that are packed arrays, by an entry that identifies such records of RLlib."""
 
 
 def _opened(record: dict[Any, Any]) -> list[tuple[Any, Any]]:
@@ -487,9 +487,9 @@ def _unpacked(text: str) -> np.ndarray:
             raise Refused(f"a packed array of more than {MOST_PACKED} bytes")
         found = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, zlib.error, MemoryError) as error:
-        raise Refused(f"a packed array that is none: {error}") from error
+        raise Refused(f"an invalid packed array: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
-        raise Refused("a packed array that has no plain numbers")
+        raise Refused("a packed array without plain numbers")
     return found
 
 

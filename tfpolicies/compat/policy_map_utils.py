@@ -42,7 +42,7 @@ def create_policy_for_framework(
     in_tensorflow = issubclass(policy_class, TFPolicy)
     if isinstance(merged_config, AlgorithmConfig) and in_tensorflow:
         config = merged_config.settings_for(policy_class.config_class)  # type: ignore[attr-defined]
-        config.pop("framework", None)  # the class decides it
+        config.pop("framework", None)  # the class determines it
     else:
         config = dict(merged_config.items())
     if config.get("seed") is None and seed is not None:

@@ -110,7 +110,7 @@ _DIRECT = (
     *("extra_action_out_fn", "extra_learn_fetches_fn", "validate_spaces"),
     *("action_sampler_fn", "action_distribution_fn", "get_batch_divisibility_req"),
 )
-"""The functions that are methods under their own names."""
+"""Functions that become methods of the same name."""
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

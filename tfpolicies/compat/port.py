@@ -24,8 +24,8 @@ from tfpolicies.system.regular_files import read_regular
 
 SUMMARY = "change the imports of scripts that were written for RLlib"
 _HOOK = "tfpolicies.compat"
-_FOREIGN = ("ray.rllib", "ray.tune.registry")  # of these nothing should stay
-_AIR = "ray.air"  # of which newer Rays have less and less
+_FOREIGN = ("ray.rllib", "ray.tune.registry")  # none of their names should remain
+_AIR = "ray.air"  # newer versions of Ray remove more and more of it
 _MENTIONED = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
 
 
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
         if args.diff:
             print(_diff(name, old[name], new[name].source), end="")
         elif not args.check:
-            paths[name].write_bytes(new[name].source)  # in place: modes and links stay
+            paths[name].write_bytes(new[name].source)  # in place: keeps modes and links
     for name, (_, remarks) in new.items():
         for line, what, advice in remarks:
-            print(f"{name}:{line}: {what} stays: {advice}")
+            print(f"{name}:{line}: {what} was not changed: {advice}")
     verb = "would change" if args.check or args.diff else "changed"
     print(f"{verb.capitalize()}: {len(changed)} of {len(new)}.")
     stay = [remark for _, remarks in new.values() for remark in remarks]
@@ -97,8 +97,8 @@ def port(source: bytes, name: str = "the script") -> Ported:
         script.require_same(_Script(new))
     except (SyntaxError, ValueError) as error:
         raise UsageError(
-            f"{name} cannot be ported: {error}. Give a Python script; an import that is written in "
-            "an unusual way is best changed by hand."
+            f"{name} cannot be ported: {error}. Give a Python script; change an import of unusual "
+            "form by hand."
         ) from error
     return Ported(new.decode().encode(encoding), sorted(script.remarks()))
 
@@ -111,7 +111,7 @@ def _diff(name: str, old: bytes, new: bytes) -> str:
 class _Import(NamedTuple):
     module: str
     name: str  # "" for the module itself
-    bound: str  # what the script calls it; "" for `import a.b`
+    bound: str  # its name in the script; "" for `import a.b`
 
     @property
     def full(self) -> str:
@@ -127,7 +127,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[_Import]:
 
 def _parsed(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is odd in a script is not for us to say
+        warnings.simplefilter("ignore")  # warnings about the user's script do not matter here
         return ast.parse(source.decode())
 
 
@@ -147,7 +147,7 @@ class _Script:
         self.lines = [0, *(found.end() for found in re.finditer(rb"\r\n?|\n", source))]
         self.newline = b"\r\n" if b"\r\n" in source else b"\n"
 
-    # -- where names go ------------------------------------------------------------------------
+    # -- replacements --------------------------------------------------------------------------
 
     def place(self, old: _Import) -> _Import:
         """Returns the import that replaces another; the same one if there is none."""
@@ -192,7 +192,7 @@ class _Script:
             return self.source[start:end]
         if isinstance(node, ast.Import):
             return self.with_names(node, places, start, end)
-        before = self.source[:start].rpartition(b"\n")[2]  # of its line
+        before = self.source[:start].rpartition(b"\n")[2]  # the start of its line
         joint = b"; " if before.strip() else self.newline + before
         modules = dict.fromkeys(place.module for place in places)
         return joint.join(self.part(node, places, module) for module in modules)
@@ -222,7 +222,7 @@ class _Script:
             for i, place in enumerate(places)
             if place.module == module
         )
-        if places[-1].module != module:  # then a comma is left
+        if places[-1].module != module:  # remove the remaining comma
             body = re.sub(rb",[ \t]*\Z" if in_brackets else rb",[\s\\]*\Z", b"", body)
         body = body if head.endswith(b"\n") else body.lstrip()
         return head + body + self.source[cuts[-1] : end]
@@ -268,7 +268,7 @@ class _Script:
         """Returns the syntax tree without imports."""
         return ast.dump(_NoImports().visit(_parsed(self.source)))
 
-    # -- what is said --------------------------------------------------------------------------
+    # -- remarks -------------------------------------------------------------------------------
 
     def remarks(self) -> Iterator[Remark]:
         """Yields the names of RLlib that are not replaced, in imports and elsewhere."""

@@ -42,8 +42,8 @@ class Preprocessor:
     def __init__(self, obs_space: gym.Space, options: Mapping[str, Any] | None = None) -> None:
         if not isinstance(obs_space, gym.Space):
             raise SpaceError(
-                f"obs_space must be a gymnasium.Space, got {obs_space!r:.200}. Give that of the "
-                "environment."
+                f"obs_space must be a gymnasium.Space, got {obs_space!r:.200}. Give the "
+                "environment's."
             )
         model_settings(options or {})
         self._leaves = leaves(obs_space)

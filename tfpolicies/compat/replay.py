@@ -39,7 +39,7 @@ _COUNTERS = {
     "sampled_count": "_num_timesteps_sampled",
     "est_size_bytes": "_est_size_bytes",
 }
-"""By the name in statistics and states, the attribute that counts."""
+"""Attributes of counters, by their name in statistics and states."""
 
 
 class StorageUnit(Enum):
@@ -409,12 +409,12 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         buffers = self.replay_buffers
         if self.replay_mode is ReplayMode.LOCKSTEP:
             if policy_id is not None:
-                raise UsageError("In 'lockstep' all policies are drawn: leave policy_id out.")
+                raise UsageError("In 'lockstep' all policies are sampled: leave policy_id out.")
             return buffers[_ALL_POLICIES].sample(num_items, **given)
         chosen = [*buffers] if policy_id is None else [policy_id]
         if unknown := [name for name in chosen if name not in buffers]:
             raise UnknownPolicyError(
-                f"No rows of a policy {unknown[0]!r} were added; there are rows of {[*buffers]}."
+                f"No rows of a policy {unknown[0]!r} were added; policies with rows: {[*buffers]}."
             )
         drawn = {name: buffers[name].sample(num_items, **given) for name in chosen}
         return MultiAgentBatch(drawn, sum(batch.count for batch in drawn.values()))
@@ -533,7 +533,7 @@ def _sequences(
         raise BatchError(
             f"storage_unit='sequences' needs sequences that are not padded, by {SEQ_LENS!r}, but "
             f"the batch is {batch!r}, {batch.layout}. Use 'timesteps' or 'fragments', or a batch "
-            "of a policy with a memory."
+            "of a recurrent policy."
         )
     found, start = [], 0
     for i, length in enumerate(batch[SEQ_LENS].tolist()):

@@ -29,17 +29,17 @@ _FILTERS: dict[tuple[int, ...], list[list[int]]] = {
     (42, 42): [[16, 4, 2], [32, 4, 2], [256, 11, 1]],
     (10, 10): [[16, 5, 2], [32, 5, 2]],
 }
-"""RLlib's convolutions where a config names none, by height and width."""
+"""RLlib's default convolutions, by height and width of the image."""
 
 _LSTM = ("kernel", "recurrent_kernel", "bias")
 _NOISY = ("kernel_sigma", "bias_sigma", "kernel", "bias")
 _LOG_STD, _LOG_ALPHA = "log_std", "log_alpha"
-_OF_VALUE = ("fc_value_", "conv_value_", "value_out")  # how layers of the value alone begin
-_FEATURES = 256  # units before DQN's heads where `fcnet_hiddens` names none
-_WHITE = 255.0  # by which images are divided here, and not in RLlib
-_PIXELS = ("conv_out", "conv_value_out")  # convolutions that are dense layers here
+_OF_VALUE = ("fc_value_", "conv_value_", "value_out")  # prefixes of layers that only the value has
+_FEATURES = 256  # units before DQN's heads if `fcnet_hiddens` is empty
+_WHITE = 255.0  # this package divides images by it, RLlib does not
+_PIXELS = ("conv_out", "conv_value_out")  # convolutions that are dense layers in this package
 
-Path = list[str | None]  # names of layers from input to output; None for one without weights
+Path = list[str | None]  # layer names from input to output; None for one without weights
 
 
 class Network(NamedTuple):
@@ -129,7 +129,8 @@ def _require_plain(original: spaces.Space, seen: spaces.Box) -> None:
             raise unsupported(f"the ComplexInputNetwork for {leaf.name('obs')} {leaf.shape}")
     if sum(map(flat_size, found)) != seen.shape[0]:
         raise CheckpointError(
-            f"The checkpoint's observations are flattened to {seen.shape}, which {original} is not."
+            f"The checkpoint's observations are flattened to {seen.shape}, which does not match "
+            f"{original}."
         )
 
 
@@ -174,7 +175,7 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
     if post and not (shared or wrapped):
         raise unsupported("a VisionNetwork with post_fcnet_hiddens whose value shares no layers")
     convolutions = [f"conv{i + 1}" for i in range(len(filters))]
-    # of the dense layers of the actor some are convolutions of one pixel
+    # some dense layers of the actor are convolutions of one pixel
     first = not wrapped
     behind = ["conv_out"] * first + [f"post_fcnet_{i + first}" for i in range(len(post))]
     actor: Path = [*convolutions, *[None] * wrapped, *behind]
@@ -197,7 +198,7 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
     return Network(settings, _keras_order(actor, value), ours, frozenset(scaled))
 
 
-# -- memory ---------------------------------------------------------------------------------------
+# -- recurrent networks ---------------------------------------------------------------------------
 
 
 def _behind_lstm(model: Mapping[str, Any], inner: Network) -> Network:
@@ -244,7 +245,7 @@ def q_network_of(
         f"{head}_{i}"
         for head in (("advantage", "value") if heads.dueling else ("q",))
         for i in [*range(1, len(heads.hiddens) + 1), "out"]
-    ]  # as they are called here
+    ]  # names in this package
     named = {f"heads/{layer}": layer for layer in layers}
     return encoder._replace(
         order=[*encoder.order, *named],
@@ -352,7 +353,7 @@ def weights_of(stored: Any, network: Network) -> KerasWeights:
     return KerasWeights("RLlib's weights", layers)
 
 
-_Arrays = dict[str, np.ndarray]  # of a layer, by role
+_Arrays = dict[str, np.ndarray]  # a layer's arrays by role
 
 
 def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
@@ -363,7 +364,7 @@ def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
             wanted = f"{inner}/{role}".lstrip("/")
             hits = [key for key in stored if f"/{key}".endswith(f"/{wanted}")]
             if len(hits) != 1:
-                raise _not_of_network(f"{wanted!r} is there {len(hits)} times", [*map(str, stored)])
+                raise _not_of_network(f"{wanted!r} occurs {len(hits)} times", [*map(str, stored)])
             found.setdefault(layer, {})[role] = _array(stored[hits[0]], wanted)
     return found
 
@@ -397,14 +398,14 @@ def unfit(due: int, stored: Any) -> CheckpointError:
     """Returns the error for a wrong number of weight arrays."""
     count = len(stored) if isinstance(stored, list | tuple) else 0
     told = [str(np.shape(each)) for each in stored] if count else []
-    return _not_of_network(f"{due} arrays are due, and there are {count}", told)
+    return _not_of_network(f"{due} arrays are expected, and there are {count}", told)
 
 
 def _not_of_network(problem: str, given: Sequence[str]) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint's weights are not those of the network that its config describes: "
-        f"{problem}. It has {', '.join(given[:40]) or 'none'}. A model of your own is built in "
-        "Keras, and its weights are given to `policy.import_model_from_h5`."
+        f"{problem}. It has {', '.join(given[:40]) or 'none'}. Build a custom model in "
+        "Keras, and give its weights to `policy.import_model_from_h5`."
     )
 
 

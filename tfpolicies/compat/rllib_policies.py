@@ -91,7 +91,7 @@ def _joined(seen: spaces.Space, acted: spaces.Space) -> spaces.Box:
     """Returns the space of concatenated observations and actions."""
     original = getattr(seen, "original_space", seen)
     if not isinstance(original, spaces.Box) or len(original.shape) != 1:
-        raise unsupported(f"the critics that SAC has for the observation space {original}")
+        raise unsupported(f"SAC's critics for the observation space {original}")
     width = original.shape[0] + int(np.prod(acted.shape or ()))
     return spaces.Box(-np.inf, np.inf, (width,))
 

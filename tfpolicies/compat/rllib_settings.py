@@ -15,17 +15,17 @@ from tfpolicies.errors import CheckpointError, ModelSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS, SETTINGS
 
 _ALGORITHMS = ("PPO", "PG", "A2C", "DQN", "SAC")
-"""The algorithms whose networks are known."""
+"""The algorithms whose networks can be converted."""
 
 _NETWORKS = ("model", "policy_model_config", "q_model_config")
-"""Settings of networks, which are read by themselves."""
+"""Settings of networks, which are converted separately."""
 
 _NOTHING: tuple[Any, ...] = (None, False, -1, {}, [], ())
-"""Values that ask for nothing; -1 is RLlib's for what is deprecated."""
+"""Values that disable a setting; RLlib uses -1 for deprecated ones."""
 
 _RUN = "policies policy_mapping_fn policies_to_train worker_index __policy_id in_evaluation"
 _OF_THE_RUN = frozenset(_RUN.split())
-"""Settings that are not a policy's own."""
+"""Settings that do not belong to a policy."""
 
 _OF_RLLIB: Mapping[str, Any] = {
     "torch_compile_learner_what_to_compile": ...,
@@ -39,7 +39,7 @@ _OF_RLLIB: Mapping[str, Any] = {
     "sample_collector": ...,
     "categorical_distribution_temperature": 1.0,
 }
-"""Settings of RLlib alone, and the values that change nothing; `...` for all."""
+"""Settings that only RLlib has, and their values without effect; `...` for all."""
 
 
 _OF_BUFFERS: Mapping[str, tuple[Any, ...]] = {
@@ -48,7 +48,7 @@ _OF_BUFFERS: Mapping[str, tuple[Any, ...]] = {
     "replay_sequence_length": (1,),
     "worker_side_prioritization": (False,),
 }
-"""Keys of `replay_buffer_config` in RLlib alone, and the values that change nothing."""
+"""Keys of `replay_buffer_config` that only RLlib has, and their values without effect."""
 
 
 class Settings(NamedTuple):
@@ -78,8 +78,9 @@ def settings_of(spec: Any) -> Settings:
     """
     if not isinstance(spec, Mapping) or "config" not in spec:
         raise CheckpointError(
-            "The checkpoint has no policy_spec with a config. It is of another version than RLlib "
-            "2.0 to 2.10, or of the new API stack; restore it there, and save a Policy checkpoint."
+            "The checkpoint has no policy_spec with a config. It is from another version than "
+            "RLlib 2.0 to 2.10, or from the new API stack; restore it there, and save a Policy "
+            "checkpoint."
         )
     stored = _config_in(spec["config"])
     models = {name: dict_in(stored, name) for name in _NETWORKS if stored.get(name) is not None}
@@ -109,7 +110,9 @@ def dict_in(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """
     found = stored.get(name)
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"The checkpoint's config has no dict `{name}`, but {found!r:.80}.")
+        raise CheckpointError(
+            f"`{name}` in the checkpoint's config must be a dict, got {found!r:.80}."
+        )
     return found
 
 
@@ -178,7 +181,7 @@ def _taken(config: AlgorithmConfig, name: str, value: Any) -> Iterator[str]:
         try:
             config.update_from_dict({name: found})
             return
-        except (TypeError, ValueError) as error:  # a ConfigError is one
+        except (TypeError, ValueError) as error:  # a ConfigError is a ValueError
             why = f" ({str(error).partition('. ')[0].removesuffix('.')})"
     silent = _OF_RLLIB.get(name)
     if silent is ... or _is_same(value, silent) or is_nothing(value):
@@ -222,7 +225,7 @@ def _known(value: Any) -> Any:
 def _said(value: Any) -> str:
     if isinstance(value, Named):
         return f"<{_name_of(value):.60}>"
-    return "<with objects of yours>" if _has_named(value) else f"{value!r:.60}"
+    return "<with custom objects>" if _has_named(value) else f"{value!r:.60}"
 
 
 # -- the model ------------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ def model_settings_of(model: Mapping[str, Any], network: Mapping[str, Any]) -> d
     if unread:
         raise ModelSettingError(
             f"model[{unread[0]!r}] of the checkpoint must be a plain value, got "
-            f"{_said(model[unread[0]])}. Nothing that a checkpoint names is imported."
+            f"{_said(model[unread[0]])}. Objects that a checkpoint names are not imported."
         )
     kept = {name: model[name] for name in MODEL_DEFAULTS if name in model}
     return {**kept, **network}

@@ -22,7 +22,7 @@ _KINDS = {
     "tuple": "Tuple",
     "dict": "Dict",
 }
-"""What RLlib calls a space -> its class."""
+"""RLlib's name of a space -> its class."""
 
 
 def space_of(record: Any, what: str) -> spaces.Space:
@@ -49,8 +49,8 @@ def space_of(record: Any, what: str) -> spaces.Space:
         if isinstance(error, CheckpointError | UnsupportedSpaceError):
             raise
         raise CheckpointError(
-            f"The {what} of the checkpoint is malformed: {error!r:.200}. Give a checkpoint as "
-            "RLlib wrote it."
+            f"The {what} of the checkpoint is malformed: {error!r:.200}. Give an unchanged "
+            "checkpoint of RLlib."
         ) from error
     return space
 
@@ -59,7 +59,7 @@ def _space(record: Any, depth: int) -> spaces.Space:
     kind, fields = _fields(record)
     if kind not in _MAKERS or depth > _DEEPEST:
         raise UnsupportedSpaceError(
-            f"A space of the class {kind!r:.80} cannot be imported; known are "
+            f"A space of the class {kind!r:.80} cannot be imported; supported are "
             f"{', '.join(_MAKERS)}, nested at most {_DEEPEST} deep. Rebuild it from these."
         )
     return _MAKERS[kind](fields, depth)
@@ -74,7 +74,7 @@ def _fields(record: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(record, Mapping):
         kind = record.get("space")
         return _KINDS.get(kind, str(kind)) if isinstance(kind, str) else str(kind), record
-    raise TypeError(f"a space is no {type(record).__name__}")
+    raise TypeError(f"a {type(record).__name__} is not a space")
 
 
 def _dtype(fields: Mapping[str, Any]) -> np.dtype:
@@ -82,7 +82,7 @@ def _dtype(fields: Mapping[str, Any]) -> np.dtype:
     named = isinstance(stored, Named) and stored.name == "numpy:dtype"
     dtype = np.dtype(str(stored.args if named else stored))
     if dtype.kind not in "biuf":
-        raise ValueError(f"the dtype {dtype} is none of a space")
+        raise ValueError(f"the dtype {dtype} is not supported by spaces")
     return dtype
 
 
@@ -109,7 +109,7 @@ def _dict(fields: Mapping[str, Any], depth: int) -> spaces.Dict:
     inner = fields["spaces"]
     entries = [(str(key), _space(each, depth + 1)) for key, each in inner.items()]
     found = spaces.Dict(entries)
-    if [*found.spaces] != [key for key, _ in entries]:  # the order in which RLlib flattens them
+    if [*found.spaces] != [key for key, _ in entries]:  # RLlib flattens them in this order
         found = spaces.Dict(entries, sort_keys=False)
     return found
 

@@ -101,7 +101,7 @@ class PiecewiseSchedule(Schedule):
         (first, _), (last, _) = self.endpoints[0], self.endpoints[-1]
         if self.outside_value is None and (tf.is_tensor(t) or not first <= t < last):
             raise UsageError(
-                f"The endpoints say what is from {first} to {last}, the end left out, but the time "
+                f"The endpoints define values from {first} to {last} (exclusive), but the time "
                 f"step is {t!r:.100}. Give an `outside_value`."
             )
         where, found = (tf if tf.is_tensor(t) else np).where, self.outside_value or 0.0
@@ -201,7 +201,7 @@ def _points(endpoints: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
         points = []
     if not points or points != sorted(points, key=itemgetter(0)):
         raise UsageError(
-            "`endpoints` must be [(timestep, value), ...] with time steps that do not descend, got "
-            f"{endpoints!r:.200}. Sort them."
+            "`endpoints` must be [(timestep, value), ...] with time steps that do not decrease, "
+            f"got {endpoints!r:.200}. Sort them."
         )
     return points

@@ -447,7 +447,7 @@ class MultiActionDistribution(TFActionDistribution):
         return tf.add_n([child.sampled_action_logp() for child in self.flat_child_distributions])
 
     def logp(self, x: Any) -> tf.Tensor:
-        """Returns the log-probability of actions: nested, a list by part, or `[B, k]` of all parts."""
+        """Returns the log-probability of actions: nested, a list by part, or `[B, k]`."""
         pairs = zip(self.flat_child_distributions, self._parts(x), strict=True)
         return tf.add_n([child.logp(part) for child, part in pairs])
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat import symbolic as symbolic  # which lets models use TensorFlow's functions
+from tfpolicies.compat import symbolic as symbolic  # registers the dispatcher
 from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.errors import ModelError, NotOfferedError
 from tfpolicies.models.catalog.build import build_model
@@ -218,7 +218,7 @@ class TFModelV2:
 
 
 ModelV2 = TFModelV2
-"""The base of models of all frameworks; `@override(ModelV2)` may stay."""
+"""RLlib's base class of models of all frameworks, for example in `@override(ModelV2)`."""
 
 
 class RecurrentNetwork(TFModelV2):
@@ -376,7 +376,7 @@ def add_time_dimension(
     """
     del framework
     if time_major:
-        raise ModelError("time_major must be False, got True: sequences are [S, T, ...] here.")
+        raise ModelError("time_major must be False, got True: sequences are always [S, T, ...].")
     shape = tf.shape(padded_inputs)
     count = tf.shape(seq_lens)[0]
     lead = tf.stack([count, shape[0] // tf.maximum(count, 1)])
@@ -446,7 +446,7 @@ _ABSENT: dict[str, Any] = {
     "conv_activation": None,
     "vf_share_layers": False,
 }
-"""What settings mean that are missing in the `model_config` of a part of a model."""
+"""Values of settings that are missing in the `model_config` of a part of a model."""
 
 
 def _catalog_model(
@@ -454,14 +454,13 @@ def _catalog_model(
 ) -> tuple[Any, int]:
     """Returns a model of the catalog with a value, and its number of outputs."""
     given = {**_ABSENT, **config, "custom_model": None, "custom_model_config": {}}
-    settings = without_memory(given)  # which may be around the whole of which this is a part
+    settings = without_memory(given)  # the whole model may add an LSTM or attention
     if num_outputs is None:
         hidden = [*model_settings(settings)["fcnet_hiddens"]]
         hidden += model_settings(settings)["post_fcnet_hiddens"]
         if not hidden:
             raise ModelError(
-                "num_outputs must be an integer where there is no hidden layer to become the "
-                "output, got None."
+                "num_outputs must be an integer if no hidden layer can become the output, got None."
             )
         num_outputs, settings["no_final_linear"] = hidden[-1], True
     return build_model(leaves(space), num_outputs, settings, with_value=True), num_outputs

@@ -45,7 +45,7 @@ class _NoModule:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotOfferedError(
-            f"{type(self).__name__} is a model of PyTorch, and policies here are TensorFlow's. Use "
+            f"{type(self).__name__} is a model of PyTorch, and policies are TensorFlow's. Use "
             'the script\'s TensorFlow model, with framework("tf2").'
         )
 
@@ -206,7 +206,7 @@ def from_config(cls: Any, config: Any = None, **kwargs: Any) -> Any:
     if not callable(found):
         raise ConfigError(
             f"`type` must be a class, or the name of one in {compat.__name__}, got {found!r}. "
-            "Import the class, and give it itself."
+            "Import the class, and pass it directly."
         )
     return found(**settings)
 
@@ -230,7 +230,7 @@ def override(parent: type) -> Callable[[Method], Method]:
     def check(method: Method) -> Method:
         if method.__name__ not in dir(parent):
             raise NameError(
-                f"{method.__name__} is no method of {parent.__name__}, so it overrides nothing. "
+                f"{parent.__name__} has no method {method.__name__}, so it overrides nothing. "
                 "Check the spelling."
             )
         return method

@@ -17,7 +17,7 @@ logger = logging.getLogger("tfpolicies")
 
 Info = dict[str, Any]
 Steps = tuple[list[Any], list[float], list[bool], list[bool], list[Info]]
-"""Observations, rewards, whether episodes terminated, whether they were truncated, infos."""
+"""Observations, rewards, terminated flags, truncated flags, infos."""
 
 
 class VectorEnv(SteppedTogether):
@@ -70,8 +70,8 @@ class VectorEnv(SteppedTogether):
         envs = list(existing_envs or ())
         if make_env is None and (len(envs) < num_envs or restart_failed_sub_environments):
             raise EnvError(
-                f"make_env is None, but {num_envs} environments are to be stepped, {len(envs)} are "
-                f"given, and {restart_failed_sub_environments=}. Give a function of the index."
+                f"make_env must be a function of the index for num_envs={num_envs}, {len(envs)} "
+                f"existing environments and {restart_failed_sub_environments=}, got None."
             )
         makes = make_env if restart_failed_sub_environments else None
         while make_env is not None and len(envs) < num_envs:
@@ -177,11 +177,13 @@ class _PlainVectorEnv(VectorEnv):
 
     def restart_at(self, index: int | None = None) -> None:
         if self.make_env is None:
-            raise EnvError(f"Environment {index or 0} cannot be made anew: make_env is None.")
+            raise EnvError(
+                f"Environment {index or 0} cannot be re-created: make_env is None. Give make_env."
+            )
         try:
             self.envs[index or 0].close()
         except BREAKS as error:
-            logger.warning("Environment %d broke in close(): %r", index or 0, error)
+            logger.warning("Environment %d failed in close(): %r", index or 0, error)
         self.envs[index or 0] = self.make_env(index or 0)
 
     def vector_step(self, actions: list[Any]) -> Steps:
@@ -247,7 +249,7 @@ class SteppedByMethods(SeparateEnvironments):
         if isinstance(obs, Exception):
             self._take_down(index, "vector_reset", obs)
             return self._first_observation(index)
-        what = f"observation that {self.repairs.call(index, 'vector_reset')} gave"
+        what = f"observation that {self.repairs.call(index, 'vector_reset')} returned"
         check_observation(self.observation_space, obs, what)
         return obs
 
