@@ -229,7 +229,6 @@ def describe_import(owner: object, name: str) -> str:
 
 
 def _get_or_raise(owner: object, cls: type[Extensible], name: str) -> Any:
-    """Returns an additional attribute of an object or a class, or raises an `AttributeError`."""
     if name.startswith("__"):  # which Python, NumPy and others ask of any object
         raise AttributeError(describe_missing(owner, name))
     with contextlib.suppress(LookupError):

@@ -224,7 +224,6 @@ class TFModelAdapter(keras.Model):
         return dict(self.inner.metrics())
 
     def _seen(self, obs: Any) -> Any:
-        """Returns encoded observations in the form that `forward` gets."""
         rows = dict(obs) if isinstance(obs, Mapping) else {self._only_input(): obs}
         return self._nested(rows)
 

@@ -26,7 +26,7 @@ _ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS"
 
 
 class Named(NamedTuple):
-    """An object of an unknown class or function; nothing was imported or called.
+    """Record of an object whose class or function is unknown; nothing was imported or called.
 
     Attributes:
         name: `module:name`.
@@ -87,7 +87,6 @@ def _refusal(path: Any, why: str) -> CheckpointError:
 
 
 def _read_answer(folder: str) -> Any:
-    """Returns the values that the reader process wrote into a folder."""
     with np.load(Path(folder, "arrays.npz"), allow_pickle=False) as loaded:
         arrays: dict[str, np.ndarray] = dict(loaded)
 

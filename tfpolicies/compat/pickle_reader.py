@@ -170,7 +170,6 @@ class Machine:
         self._memo[len(self._memo) if index is None else index] = self._top()
 
     def get(self, index: int) -> None:
-        """Pushes an entry of the memo."""
         if index not in self._memo:
             raise Refused(f"a reference to {index}, which does not exist")
         self.push(self._memo[index])
@@ -193,7 +192,6 @@ class Machine:
         self.push(tuple(values))
 
     def append(self, _: Any) -> None:
-        """Adds one value to a list."""
         value = self._pop()
         self._extend([value])
 
@@ -213,7 +211,6 @@ class Machine:
             raise Refused(f"values put into a {type(target).__name__}")
 
     def set_item(self, _: Any) -> None:
-        """Adds one entry to a dict."""
         value, key = self._pop(), self._pop()
         self._update([key, value])
 

@@ -177,7 +177,6 @@ class _Script:
     # -- the new text --------------------------------------------------------------------------
 
     def ported(self) -> bytes:
-        """Returns the text with replaced imports."""
         new = self.source
         for node in sorted(self.imports, key=self.span, reverse=True):
             start, end = self.span(node)
@@ -248,7 +247,6 @@ class _Script:
         return self.source[:place] + hook + self.source[place:]
 
     def span(self, node: ast.stmt | ast.alias) -> tuple[int, int]:
-        """Returns the start and end of a node in the source."""
         last, column = node.end_lineno or node.lineno, node.end_col_offset or 0
         return self.lines[node.lineno - 1] + node.col_offset, self.lines[last - 1] + column
 
@@ -265,7 +263,6 @@ class _Script:
             raise ValueError("its imports are written in a way that cannot be changed safely")
 
     def rest(self) -> str:
-        """Returns the syntax tree without imports."""
         return ast.dump(_NoImports().visit(_parsed(self.source)))
 
     # -- remarks -------------------------------------------------------------------------------
@@ -294,7 +291,6 @@ class _Script:
 
 
 def _advice(old: _Import) -> str:
-    """Returns advice for an import that is not replaced."""
     if old.name == "*" or not old.bound:
         return f"write `from {old.module} import NAME`, and port it again"
     return f"{INSTEAD.get(old.name, '')} {_see(old.full)}".strip()

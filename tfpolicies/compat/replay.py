@@ -52,7 +52,7 @@ class StorageUnit(Enum):
 
 
 class ReplayMode(Enum):
-    """Whether rows of several policies are sampled independently, or together by step."""
+    """Modes of sampling rows of several policies: together by step, or independently."""
 
     LOCKSTEP = "lockstep"
     INDEPENDENT = "independent"
@@ -198,7 +198,6 @@ class ReplayBuffer:
             raise UsageError("An empty buffer has no items to sample. Call `add(batch)` first.")
 
     def _joined(self, places: np.ndarray) -> Any:
-        """Returns the items at some indices in one new batch."""
         items = [self._storage[place] for place in places]
         batch = items[0].copy() if len(items) == 1 else concat_samples(items)
         self._num_timesteps_sampled += batch.count
@@ -448,7 +447,6 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         return super()._items(batch)
 
     def _weight(self, item: Any, weight: float | None) -> float | None:
-        """Returns the priority of an item."""
         del item
         return weight
 

@@ -119,7 +119,6 @@ def arrays_of(
 
 
 def _split(stored: Any, parts: Sequence[Network]) -> list[list[Any]]:
-    """Splits a list of arrays by network."""
     borders = [*accumulate((len(part.places) for part in parts), initial=0)]
     arrays = listed(stored)
     if not isinstance(arrays, list | tuple) or len(arrays) != borders[-1]:

@@ -23,7 +23,6 @@ class TFOperation(keras.Operation):
         self.function = function
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
         return self.function(*args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

@@ -262,7 +262,6 @@ class _CatalogNetwork(TFModelV2):
         self._value: Any = None
 
     def _seen_space(self, obs_space: gym.Space) -> gym.Space:
-        """Returns the space of the catalog model's input."""
         return flat_space(obs_space)
 
     def _seen(self, input_dict: Columns) -> tf.Tensor:

@@ -296,7 +296,6 @@ class SteppedByMethods(SeparateEnvironments):
         return self._reset(index)
 
     def _announce(self, index: int) -> None:
-        """Notifies the supervisor of a re-created environment."""
         if envs := self.env.get_sub_environments():
             self.repairs.on_made(envs[index], index)
 

@@ -215,7 +215,6 @@ def _is_tensor(leaf: TensorStructure) -> bool:
 
 
 def _sockets(leaves: Iterable[tuple[str, Any]]) -> list[Socket]:
-    """Returns the tensors among the leaves of a structure."""
     sockets = []
     for name, spec in leaves:
         if _is_tensor(spec):
