@@ -275,7 +275,10 @@ FLAT = {"space": {**VECTOR["space"], "low": -np.ones(4, "f4"), "high": np.ones(4
             sac_state([], action_space=VECTOR, config={"_use_beta_distribution": True}),
             "_use_beta_distribution",
         ),
-        (sac_state([], config={"q_model_config": None}), "`q_model_config` in the checkpoint.s config must be a dict, got None"),
+        (
+            sac_state([], config={"q_model_config": None}),
+            "`q_model_config` in the checkpoint.s config must be a dict, got None",
+        ),
         (
             sac_state([], observation_space=FLAT, action_space=VECTOR),
             r"SAC's critics for the observation space Dict\(",
