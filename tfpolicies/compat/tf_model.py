@@ -172,8 +172,8 @@ class TFModelV2:
     def metrics(self) -> dict[str, Any]:
         """Returns scalars by name, reported as the learning statistics `model/<name>`.
 
-        It is called after `custom_loss`, and traced with it: store tensors in `custom_loss`, and return
-        them here.
+        It is called after `custom_loss`, and traced with it: store tensors in `custom_loss`, and
+        return them here.
         """
         return {}
 
