@@ -1,7 +1,7 @@
-"""What algorithms, policies and strategies of your own are made of, in one place.
+"""Public base classes and functions for custom algorithms, policies and exploration strategies.
 
-`docs/extending.md` shows how. These names stay where they are; the modules that they come from may
-change.
+`docs/extending.md` shows how to use them. These names are stable; the modules that they come from
+may change.
 """
 
 from __future__ import annotations

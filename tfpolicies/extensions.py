@@ -1,8 +1,9 @@
-"""Extensions: what a package adds to the objects of this one, asked for only when it is needed.
+"""Extensions: attributes and hooks that another package adds to objects of this one, on demand.
 
 A package subclasses `Extension`, and registers its subclass by the import path:
-`register_extension("my_package.extension:MyExtension")`. Nothing is imported until the core lacks
-an attribute that somebody reads, or reaches one of the hooks. Objects that exist are not changed.
+`register_extension("my_package.extension:MyExtension")`. The subclass is imported when code reads
+an attribute that the core does not have, or when the core reaches one of the hooks. Existing
+objects are not changed.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ if TYPE_CHECKING:
     import keras
 
 Getters = Mapping[type, Mapping[str, Callable[[Any], Any]]]
-"""By class and name, functions that take the object and return its attribute."""
+"""Functions that take the object and return its attribute, by class and name."""
 
 
 class Extension:
-    """What a package adds to the objects of this one; subclass it and override what you need.
+    """Base class of extensions; subclass it and override the parts that you need.
 
-    One instance per process is made, without arguments. A getter that raises a `LookupError` has no
-    such attribute after all. Subclasses of the classes have the attributes as well.
+    One instance per process is made, without arguments. A getter that raises a `LookupError`
+    reports that the attribute does not exist. Subclasses of the listed classes have the attributes
+    as well.
 
     Attributes:
-        attributes: further attributes of objects.
-        class_attributes: further attributes of the classes themselves.
+        attributes: additional attributes of objects.
+        class_attributes: additional attributes of the classes themselves.
         records_steps: whether episodes keep each agent's previous action and reward, the ends of
-            its episode and what acting gave.
+            its episode and the outputs of acting.
     """
 
     attributes: ClassVar[Getters] = {}
@@ -54,16 +56,16 @@ class Extension:
         return model
 
     def prepare_model(self, policy: object, model: keras.Model) -> None:
-        """Called with the Keras model each time that `policy.model` is read."""
+        """Called with the Keras model each time `policy.model` is read."""
 
     def complete_memory(
         self, policy: object, states: Sequence[Any] | None
     ) -> tuple[list[Any], Callable[[list[Any]], list[Any]]] | None:
-        """Converts a memory that does not fit the policy, `[B, ...]` per array.
+        """Converts a recurrent state that does not fit the policy, `[B, ...]` per array.
 
         Returns:
-            A memory that fits, and a function that converts the next one back; None if the memory
-            has another form.
+            A recurrent state that fits, and a function that converts the next one back; None if the
+            state has another form.
         """
         del policy, states
         return None
@@ -87,15 +89,16 @@ class Extension:
         """Returns a context around `on_postprocess_trajectory`, which may read and change a batch.
 
         Args:
-            batch: the rows of one trajectory; they must be as before afterwards, or changed.
-            space: of the observations.
+            batch: the rows of one trajectory. After the context they have their original form
+                again.
+            space: the observation space.
         """
         del batch, space
         return contextlib.nullcontext()
 
 
 class Extensions(dict[str, Any], Extension):
-    """The registered extensions by name, which answer as one; each is loaded on first use.
+    """The registered extensions by name, combined into one; each is loaded on first use.
 
     Its values are import paths, or classes. Workers in other processes get a copy.
     """
@@ -104,10 +107,10 @@ class Extensions(dict[str, Any], Extension):
         return [_load(value) for value in self.values()]
 
     def get_attribute(self, owner: Any, name: str) -> Any:
-        """Returns a further attribute of an object or a class.
+        """Returns an additional attribute of an object or a class.
 
         Raises:
-            LookupError: if it has none of that name.
+            LookupError: if no extension has it.
         """
         is_class = isinstance(owner, type)
         for extension in self._load_all():
@@ -160,11 +163,11 @@ class Extensions(dict[str, Any], Extension):
 
 
 EXTENSIONS = Extensions()
-"""Those of this process."""
+"""The extensions of this process."""
 
 
 def register_extension(extension: str | type[Extension]) -> None:
-    """Adds an extension to this process, and to workers that it starts from now on.
+    """Adds an extension to this process, and to workers that it starts later.
 
     Args:
         extension: the path of a subclass of `Extension`, such as
@@ -192,7 +195,7 @@ def _load(extension: str | type[Extension]) -> Extension:
 
     Raises:
         ImportError: if its module cannot be imported.
-        ConfigError: if the path names no subclass of `Extension`.
+        ConfigError: if the path does not name a subclass of `Extension`.
     """
     loaded: Any = extension
     if isinstance(extension, str):
@@ -215,22 +218,17 @@ def describe_missing(owner: Any, name: str) -> str:
 
 
 def describe_import(owner: object, name: str) -> str:
-    """Returns what an error about an attribute adds if an import would make it known; or "".
+    """Returns the end of an error message that names the import that adds an attribute; or "".
 
     Args:
         owner: the object, or its class.
-        name: of the attribute.
+        name: the attribute.
     """
     statement = find_required_import(owner if isinstance(owner, type) else type(owner), name)
     return statement and f". Code written for RLlib finds it after `{statement}`"
 
 
 def _get_or_raise(owner: object, cls: type[Extensible], name: str) -> Any:
-    """Returns a further attribute of an object or a class.
-
-    Raises:
-        AttributeError: if it has none of that name.
-    """
     if name.startswith("__"):  # which Python, NumPy and others ask of any object
         raise AttributeError(describe_missing(owner, name))
     with contextlib.suppress(LookupError):
@@ -239,7 +237,7 @@ def _get_or_raise(owner: object, cls: type[Extensible], name: str) -> Any:
 
 
 class ExtensibleType(abc.ABCMeta):
-    """The class of classes that extensions may add attributes to."""
+    """Metaclass of classes that extensions may add attributes to."""
 
     if not TYPE_CHECKING:  # it would let any name pass
 
@@ -252,7 +250,7 @@ class Extensible:
 
     @staticmethod
     def _describe_missing(owner: object, name: str) -> str:
-        """Returns the message about an attribute that an object, or the class, does not have."""
+        """Returns the message for an attribute that an object, or the class, does not have."""
         return describe_missing(owner, name)
 
     if not TYPE_CHECKING:  # it would let any name pass

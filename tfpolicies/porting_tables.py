@@ -1,7 +1,7 @@
-"""Reads the tables of `docs/porting.md`: names of other libraries, and what to write here.
+"""Reads the tables of `docs/porting.md`: names of other libraries, and the names to use here.
 
-They are in one file, `porting_tables.md`. The guide has copies of them, and the command
-`tfpolicies port`, the names that configs take and messages go by its rows.
+They are in one file, `porting_tables.md`. The guide has copies of them. The command
+`tfpolicies port`, config aliases and error messages use its rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OWNERS = {
     "ViewRequirement": "view_requirement",
     "WorkerSet": "workers",
 }
-"""What objects of a class are called in the table of RLlib's names."""
+"""The names of objects of each class in the table of RLlib's names."""
 
 
 class Row(NamedTuple):
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
     names: list[str]  # each code of its first cell
     here: str  # its second cell
-    differs: str  # its last cell; that is `here` where there are two
+    differs: str  # its last cell, equal to `here` if there are two cells
 
 
 @functools.cache
@@ -62,10 +62,10 @@ def read_table(header: str) -> list[Row]:
     """Returns the rows of a table, without the titles of its parts.
 
     Args:
-        header: its first line.
+        header: the first line of the table.
 
-    >>> read_table(LATER_SETTINGS)[0]
-    Row(names=['num_env_runners'], here='`num_rollout_workers`', differs='`num_rollout_workers`')
+    >>> read_table(LATER_SETTINGS)[0].names
+    ['num_env_runners']
     """
     lines = [line for line in _blocks()[header].splitlines()[2:] if not line.startswith("| **")]
     rows = [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
@@ -74,7 +74,7 @@ def read_table(header: str) -> list[Row]:
 
 @functools.cache
 def _read_imports() -> dict[tuple[str, str], tuple[str, str]]:
-    """Returns a statement and its module for each attribute that needs them, by owner and name."""
+    """Returns the import that an attribute needs, `(statement, module)` by owner and name."""
     result = {}
     for row in read_table(RLLIB):
         needed = _IMPORT.search(row.here)
@@ -88,14 +88,14 @@ def _read_imports() -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def find_required_import(owner: type, name: str) -> str:
-    """Returns the statement that an attribute of a class's objects needs.
+    """Returns the import statement that makes an attribute of a class's objects available.
 
     Args:
         owner: the class.
-        name: of the attribute.
+        name: the attribute.
 
     Returns:
-        "" if it needs none, or if the statement was run.
+        "" if no import is needed, or if it has run.
     """
     for base in owner.__mro__:
         statement, module = _read_imports().get((_OWNERS.get(base.__name__, ""), name), ("", ""))
@@ -105,12 +105,12 @@ def find_required_import(owner: type, name: str) -> str:
 
 
 def update_tables(page: str) -> str:
-    """Returns a page whose tables are those of the file that begin with the same line."""
+    """Replaces each table of a page by the table of the file that has the same first line."""
     return _TABLE.sub(lambda found: _blocks().get(found[1], found[0]), page)
 
 
 def codes(cell: str) -> list[str]:
-    """Returns what is written as code in a cell.
+    """Returns the code spans of a cell.
 
     >>> codes("`tau` or `lr=x`")
     ['tau', 'lr=x']
@@ -119,7 +119,7 @@ def codes(cell: str) -> list[str]:
 
 
 def as_plain_text(cell: str) -> str:
-    """Returns a cell without marks of Markdown.
+    """Returns a cell without Markdown markup.
 
     >>> as_plain_text("Set `lr`: [Schedules](#schedules).")
     'Set lr: "Schedules".'

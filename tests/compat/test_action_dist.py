@@ -348,7 +348,7 @@ def test_what_a_class_lacks_is_named():
 
     with pytest.raises(NotOfferedError, match=r"Empty has no `logp`.*Write `logp\(self, x\)`"):
         Empty(INPUTS, None).logp(0)
-    with pytest.raises(NotOfferedError, match=r"must say what its model computes"):
+    with pytest.raises(NotOfferedError, match=r"must define its number of inputs"):
         make(PGTF2Policy, model={"custom_action_dist": Empty})
     with pytest.raises(NotOfferedError, match=r"TFActionDistribution has no `_build_sample_op`"):
         TFActionDistribution(INPUTS, None).sample()

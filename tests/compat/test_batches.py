@@ -191,7 +191,7 @@ def test_the_value_behind_a_trajectory_is_that_of_its_input():
 
 def test_a_step_that_cannot_be_told_is_refused():
     views = {"obs": NOW}
-    with pytest.raises(MissingColumnError, match="behind the last row observes 'new_obs'"):
+    with pytest.raises(MissingColumnError, match="after the last row observes 'new_obs'"):
         three_rows().get_single_step_input_dict(views)
     for index in (3, -4, "first"):
         with pytest.raises(BatchError, match='"last" or one of 3 rows, but got'):

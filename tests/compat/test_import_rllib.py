@@ -64,7 +64,7 @@ def written(folder: Path, state, **described) -> Path:
 def test_an_imported_policy_acts_as_it_did_in_rllib(case, tmp_path, capsys):
     assert main(["import-rllib", str(STORED / case), str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
-    assert "Not carried over" in told
+    assert "Not imported" in told
     assert "the state of the optimizer" in told
     kind, framework = case.split("-")
     assert ("clip=None" in told) == (kind in ("mlp", "dqn", "sac"))
@@ -169,7 +169,7 @@ def test_actor_critics_and_temperature_of_sac_follow_each_other(tmp_path):
     np.testing.assert_array_equal(
         found["target_weights"]["critic_target/layer_0/bias#1"], kept[2][1]
     )
-    with pytest.raises(CheckpointError, match="13 arrays are due, and there are 12"):
+    with pytest.raises(CheckpointError, match="13 arrays are expected, and there are 12"):
         import_checkpoint(written(tmp_path / "part", sac_state(weights)))
 
 
@@ -275,10 +275,13 @@ FLAT = {"space": {**VECTOR["space"], "low": -np.ones(4, "f4"), "high": np.ones(4
             sac_state([], action_space=VECTOR, config={"_use_beta_distribution": True}),
             "_use_beta_distribution",
         ),
-        (sac_state([], config={"q_model_config": None}), "no dict `q_model_config`, but None"),
+        (
+            sac_state([], config={"q_model_config": None}),
+            "`q_model_config` in the checkpoint.s config must be a dict, got None",
+        ),
         (
             sac_state([], observation_space=FLAT, action_space=VECTOR),
-            r"the critics that SAC has for the observation space Dict\(",
+            r"SAC's critics for the observation space Dict\(",
         ),
     ],
 )
@@ -361,7 +364,7 @@ def test_buffers_are_those_of_the_names_here():
     assert again.config["replay_buffer_config"] == kept
     foreign = {**stored, "type": Named("mine:Buffer", None, None, [])}
     (left,) = settings_of(q_state([], replay_buffer_config=foreign)["policy_spec"]).left
-    assert left == "replay_buffer_config=<with objects of yours>"
+    assert left == "replay_buffer_config=<with custom objects>"
 
 
 def test_several_policies_get_a_folder_each(tmp_path, capsys):
@@ -372,7 +375,7 @@ def test_several_policies_get_a_folder_each(tmp_path, capsys):
     assert sorted(x.name for x in (tmp_path / "out").iterdir()) == ["a", "b"]
     assert Policy.from_checkpoint(tmp_path / "out" / "b").policy_id == "b"
     assert main(["import-rllib", str(whole), str(tmp_path / "out")]) != 0
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
@@ -390,7 +393,11 @@ def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
         (state_of({"custom_model": "mine"}), CheckpointError, r"custom_model'\]='mine'"),
         (state_of(policy_class="SimpleQTFPolicy"), CheckpointError, "SAC, got 'SimpleQTFPolicy'"),
         (state_of(config={"framework": "torch"}), CheckpointError, "framework must be"),
-        (state_of(weights=[array(2, 2)]), CheckpointError, "4 arrays are due, and there are 1"),
+        (
+            state_of(weights=[array(2, 2)]),
+            CheckpointError,
+            "4 arrays are expected, and there are 1",
+        ),
         (state_of(weights={"fc_out/kernel": array(2, 2)}), CheckpointError, "'fc_out/bias'"),
         (
             state_of(weights=[array(2, 3), array(3), array(2, 1), array(1)]),
@@ -410,7 +417,7 @@ def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
             "enable_connectors=True",
         ),
         ({"weights": []}, CheckpointError, "policy_spec"),
-        ([1], CheckpointError, "holds no dict"),
+        ([1], CheckpointError, "must hold a dict"),
     ],
 )
 def test_what_cannot_be_imported_is_named(state, error, words, tmp_path):
@@ -427,7 +434,7 @@ def test_what_cannot_be_imported_is_named(state, error, words, tmp_path):
         ({"format": "msgpack"}, "checkpoint_format='cloudpickle'"),
         ({"type": "Algorithm"}, "names no policies"),
         *(
-            ({"type": "Algorithm", "policy_ids": [name, "p"]}, "which is no id")
+            ({"type": "Algorithm", "policy_ids": [name, "p"]}, "which is not a valid id")
             for name in ("../a", "..", ".", "", "a\0b", 3)
         ),
     ],

@@ -110,7 +110,7 @@ def test_a_keras_class_of_another_form_is_refused_with_what_to_write():
 
     with pytest.raises(ModelError, match="called `sequences`: leave the name `inputs=` out"):
         with_class(OldName)
-    with pytest.raises(ModelError, match="OneOutput could not be made"):
+    with pytest.raises(ModelError, match="OneOutput could not be constructed"):
         with_class(OneOutput, cells=3)
 
 

@@ -489,14 +489,14 @@ def frames(self, *args):
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"forward": makes_layers}, "makes a variable at each call.*in the constructor"),
+        ({"forward": makes_layers}, "makes a variable in each call.*in the constructor"),
         ({"forward": lambda self, d, s, n: self.out(d["obs"])}, "must return a pair.*got"),
         ({"forward": TFModelV2.forward}, r"has no `forward\(self, input_dict, state, seq_lens\)`"),
         ({"forward": lambda self, d, s, n: (d["nothing"], s)}, r"with obs \[2, 3\]: 'nothing'"),
         ({"__init__": with_tf_variable}, r"tf.Variable 'log_std:0'.*keras.Variable\("),
         ({"__init__": functional_with_numpy}, "write keras.ops.square for np.square"),
         ({"__init__": frames}, r"view_requirements\['prev_n_infos'\].*Keep"),
-        ({"__init__": lambda self: None}, "Refused could not be made"),
+        ({"__init__": lambda self: None}, "Refused could not be constructed"),
         ({"get_initial_state": lambda self: [np.ones(2)]}, r"get_initial_state\(\)\[0\] must be z"),
         ({"get_initial_state": lambda self: [np.zeros(2)]}, "has to estimate the values itself"),
     ],

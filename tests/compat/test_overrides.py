@@ -162,7 +162,7 @@ class Shared(TFModelV2):
 
 def test_layers_that_policies_have_in_common_are_refused():
     ModelCatalog.register_custom_model("shared", Shared)
-    with pytest.raises(ModelError, match=r"Each Shared must make its layers.*\['common'\]"):
+    with pytest.raises(ModelError, match=r"Each Shared must make separate layers.*\['common'\]"):
         make(PGTF2Policy, model={"custom_model": "shared"})
 
 

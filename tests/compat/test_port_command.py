@@ -296,11 +296,11 @@ def test_files_are_changed_where_they_are(script: Path, capsys: pytest.CaptureFi
     assert script.read_text().startswith("from tfpolicies import PGConfig\n")
     assert stat.S_IMODE(script.stat().st_mode) == 0o755
     assert capsys.readouterr().out == (
-        "script.py:2: ray.rllib.env.external_env.ExternalEnv stays: "
+        "script.py:2: ray.rllib.env.external_env.ExternalEnv was not changed: "
         'see "Environments" in docs/porting.md\nChanged: 1 of 1.\n'
     )
     assert main(["port", "script.py", "--check"]) == 1  # for the name that stays
-    assert "ExternalEnv stays" in capsys.readouterr().out
+    assert "ExternalEnv was not changed" in capsys.readouterr().out
     script.write_text("from tfpolicies import PGConfig\n")
     assert main(["port", "script.py", "--check"]) == 0
     assert capsys.readouterr().out == "Would change: 0 of 1.\n"

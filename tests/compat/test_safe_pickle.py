@@ -129,7 +129,7 @@ def test_a_hostile_pickle_does_nothing_at_little_cost(name, tmp_path):
         ("doubling", "more than 400000 values"),
         ("huge integer", "an integer of 32761 bits"),
         ("huge array", "made of 4 bytes"),
-        ("pickle in array", "'O8', which is no plain number"),
+        ("pickle in array", "'O8', which is not a plain number"),
         ("copies", "values that are copied"),
         ("missing reference", "a reference to 5"),
     ],
@@ -189,4 +189,4 @@ def test_the_reader_stands_alone():
     source = Path(foreign_pickle.__file__).with_name("pickle_reader.py").read_text()
     assert "import tfpolicies" not in source
     assert "import pickle\n" not in source
-    assert io.StringIO(source).readline().startswith('"""Reads pickles')
+    assert io.StringIO(source).readline().startswith('"""Reads untrusted pickles')

@@ -208,5 +208,5 @@ def test_plain_environments_become_a_vector_environment():
     assert worker.sample()["obs"][:, 0].tolist() == [7, 20, 20, 20, 21, 21, 21, 21]
     with pytest.raises(RuntimeError, match="brittle"):
         worker_of(lambda context: vectorized({"restart": False}), length=4).sample()
-    with pytest.raises(EnvError, match="make_env is None, but 2 environments"):
+    with pytest.raises(EnvError, match="make_env must be a function of the index"):
         VectorEnv.vectorize_gym_envs(existing_envs=[CountingEnv()], num_envs=2)

@@ -68,19 +68,19 @@ def test_an_offset_or_length_that_is_left_out_is_0_or_what_is_left(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "value", "words"),
     [
-        ("location", "../model.onnx.data", "no name of a file beside it"),
-        ("location", "/etc/hostname", "no name of a file beside it"),
-        ("location", "..", "no name of a file beside it|no regular file"),
-        ("location", "", "no name of a file beside it"),
-        ("location", "model\0", "no name of a file beside it"),
-        ("location", "absent", r"'absent', which is not beside it \(.*external_data=False"),
-        ("location", "folder", "no regular file"),
-        ("location", "fifo", "no regular file"),
-        ("location", "link", "no regular file"),
-        ("offset", "100000", "which has .* bytes, and not"),
+        ("location", "../model.onnx.data", "not the name of a file in its folder"),
+        ("location", "/etc/hostname", "not the name of a file in its folder"),
+        ("location", "..", "not the name of a file in its folder|not a regular file"),
+        ("location", "", "not the name of a file in its folder"),
+        ("location", "model\0", "not the name of a file in its folder"),
+        ("location", "absent", r"'absent', which is not in its folder \(.*external_data=False"),
+        ("location", "folder", "not a regular file"),
+        ("location", "fifo", "not a regular file"),
+        ("location", "link", "not a regular file"),
+        ("offset", "100000", "which does not have .* unused bytes"),
         ("offset", "-4", "'-4'"),
         ("offset", "9" * 30, "'9999"),
-        ("length", "100000", "which has .* bytes, and not 100000 from 0 on"),
+        ("length", "100000", "which does not have 100000 unused bytes from 0"),
         ("length", "four", "'four'"),
     ],
 )
@@ -104,12 +104,12 @@ def test_tensors_cannot_name_the_same_bytes_again_and_again(tmp_path):
         copy.name = f"copy_{number}"
     path.write_bytes(model.SerializeToString())
 
-    with pytest.raises(ModelImportError, match="bytes, and not"):
+    with pytest.raises(ModelImportError, match="which does not have"):
         import_policy(path, **TORQUE)
 
 
 def test_more_than_onnx_runtime_can_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = saved(tmp_path / "model.onnx")
     monkeypatch.setattr(onnx_file, "_MOST_WEIGHTS", (tmp_path / DATA).stat().st_size - 1)
-    with pytest.raises(ModelImportError, match="makes more than 2 GiB"):
+    with pytest.raises(ModelImportError, match="with which it has more than 2 GiB"):
         import_policy(path, **TORQUE)

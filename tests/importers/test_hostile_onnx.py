@@ -186,7 +186,10 @@ def with_file_in_sparse_weight(model):
         (with_texts, "tensors of texts"),
         (with_text_attribute, "tensors of texts"),
         (with_text_operator, "tensors of texts"),
-        (with_file_in_sparse_weight, "weights in another file, 'secret.bin', which is not beside"),
+        (
+            with_file_in_sparse_weight,
+            "weights in another file, 'secret.bin', which is not in its folder",
+        ),
     ],
 )
 def test_a_model_does_nothing_but_compute_numbers(change, words, tmp_path):

@@ -1,7 +1,7 @@
-"""Names that exist only so that code written for RLlib's TensorFlow stack ports.
+"""Names of RLlib's TensorFlow stack, for ported code only.
 
-Nothing else in the package needs this room, and `docs/porting.md` has the names that do without it.
-Like the package itself it imports them on first use.
+Nothing else in the package uses this subpackage; `docs/porting.md` lists the names to use instead
+in new code. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _NAMES = {
     "tfpolicies.models.defaults": "MODEL_DEFAULTS",
     "tfpolicies.rollout.episode": "Episode RolloutMetrics",
 }
-"""What is here, by the module that has it."""
+"""Exported names by the module that defines them."""
 
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -99,7 +99,7 @@ register_extension(f"{__name__}.extension:RLlibExtension")
 def __getattr__(name: str) -> Any:
     from tfpolicies.compat.rllib_names import INSTEAD
 
-    if name in INSTEAD:  # an AttributeError would lose its text in `from ... import`
+    if name in INSTEAD:  # `from ... import` would drop an AttributeError's text
         raise ImportError(f"{__name__} has no {name}. {INSTEAD[name]} See docs/porting.md.")
     return lazily(name, _HOMES, globals())
 

@@ -1,11 +1,12 @@
-"""Action distributions in RLlib's form, and how a policy takes them.
+"""Action distributions in RLlib's form, and the adapter through which policies use them.
 
-A class of them is a `WholeSpace`: `over` gives the core what it asks for. Each batch of that is a
-`PortedBatch` around an object of the class, which is made anew for each draw. Noise that the policy
-draws becomes the chance of the base classes here, in the order in which they ask for it. There is
-as much of it as the usual distribution of the action space takes, so that an autoregressive one,
-which samples each part of an action once, is a function of it on all runtimes. What is drawn beyond
-that, as for a gamma variate, is seeded by the noise, which ONNX has no operation for.
+A subclass of `ActionDistribution` is a `WholeSpace`: `over` gives the core the interface that it
+needs. A batch is a `PortedBatch` around an object of the class, which is re-created for each draw.
+The policy's noise replaces the random numbers that the base classes here would draw, in the order
+in which they request them. The noise has the size that the default distribution of the action space
+needs. So an autoregressive distribution, which samples each part of an action once, is a function
+of the noise on all runtimes. Further random numbers, for example for a gamma variate, are seeded by
+the noise; ONNX has no operation for them.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from tfpolicies.models.spaces import Leaf, is_float_box, nest, pick
 
 
 class ActionDistribution(WholeSpace):
-    """A batch of distributions over actions, as RLlib's users write it.
+    """A batch of distributions over actions, in RLlib's form.
 
-    Register a subclass by `ModelCatalog.register_custom_action_dist`, or give it as
-    `model={"custom_action_dist": MyDistribution}`. It is for the whole action space. Actions are
-    normalised, as all of a policy's; those of a Dict or Tuple come to `logp` in one row each, and
+    Register a subclass by `ModelCatalog.register_custom_action_dist`, or pass it as
+    `model={"custom_action_dist": MyDistribution}`. It covers the whole action space. Actions are
+    normalised, as in all policies; `logp` gets those of a Dict or Tuple in one row each, and
     `sample` returns them nested.
 
     Args:
-        inputs: `[B, n]`, what the model computed.
-        model: that computed them; its layers and methods run with the policy's weights.
+        inputs: the model's outputs, `[B, n]`.
+        model: the model; its layers and methods run with the policy's weights.
     """
 
     def __init__(self, inputs: Any, model: Any) -> None:
@@ -48,12 +49,12 @@ class ActionDistribution(WholeSpace):
     def over(
         cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
     ) -> PortedDistribution:
-        """Returns what a policy takes; see `WholeSpace`."""
+        """Returns the distribution that a policy uses; see `WholeSpace`."""
         return PortedDistribution(space, (cls,), settings, {**cls._arguments(space), **arguments})
 
     @staticmethod
     def _arguments(space: gym.Space) -> dict[str, Any]:
-        """Returns further arguments of the class for an action space."""
+        """Returns additional arguments of the class for an action space."""
         del space
         return {}
 
@@ -62,7 +63,7 @@ class ActionDistribution(WholeSpace):
         raise self._lacks("sample(self)")
 
     def deterministic_sample(self) -> Any:
-        """Returns the actions to take where nothing is explored, `[B, ...]`; to be overridden."""
+        """Returns the greedy actions, `[B, ...]`; to be overridden."""
         raise self._lacks("deterministic_sample(self)")
 
     def sampled_action_logp(self) -> tf.Tensor:
@@ -82,18 +83,18 @@ class ActionDistribution(WholeSpace):
         raise self._lacks("entropy(self)")
 
     def multi_kl(self, other: Any) -> tf.Tensor:
-        """Returns `kl`; of several choices, that of each."""
+        """Returns `kl`; for several choices, the value of each."""
         return self.kl(other)
 
     def multi_entropy(self) -> tf.Tensor:
-        """Returns `entropy`; of several choices, that of each."""
+        """Returns `entropy`; for several choices, the value of each."""
         return self.entropy()
 
     @staticmethod
     def required_model_output_shape(action_space: gym.Space, model_config: Any) -> Any:
         """Returns how many numbers a model must compute per row; to be overridden."""
         raise NotOfferedError(
-            f"A distribution for {action_space} must say what its model computes: write a "
+            f"A distribution for {action_space} must define its number of inputs: write a "
             "@staticmethod required_model_output_shape(action_space, model_config) that returns "
             "the number of outputs."
         )
@@ -101,18 +102,18 @@ class ActionDistribution(WholeSpace):
     def _lacks(self, method: str) -> NotOfferedError:
         name, _, _ = method.partition("(")
         return NotOfferedError(
-            f"{type(self).__name__} has no `{name}`, which is asked for here. Write `{method}`."
+            f"{type(self).__name__} has no `{name}`, which is required here. Write `{method}`."
         )
 
 
 @dataclass(frozen=True)
 class PortedDistribution(SpaceDistribution):
-    """The distribution of an action space that a class in RLlib's form gives.
+    """The distribution of an action space that a class in RLlib's form defines.
 
     Attributes:
-        settings: of the model.
-        arguments: further ones of the class.
-        noise: float32 `[B, 2]` in a loss, which what is drawn there is seeded by.
+        settings: the `model` config.
+        arguments: additional arguments of the class.
+        noise: float32 `[B, 2]` in a loss; seeds the random numbers drawn there.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -128,35 +129,35 @@ class PortedDistribution(SpaceDistribution):
 
     @cached_property
     def num_inputs(self) -> int:
-        """How many numbers a model must compute per row, as the class says."""
+        """The number of model outputs per row, as the class defines it."""
         (kind,) = self.kinds
         return int(np.prod(kind.required_model_output_shape(self.space, self.settings)))
 
     @cached_property
     def noise_blocks(self) -> NoiseBlocks:
-        """The noise of the usual distribution of the space."""
+        """The noise of the default distribution of the space."""
         return self.usual.noise_blocks
 
     @cached_property
     def mask_size(self) -> int:
-        """Nothing: what the inputs mean is the class's own."""
+        """Always 0: only the class knows the meaning of its inputs."""
         return 0
 
     @cached_property
     def usual(self) -> SpaceDistribution:
-        """The usual distribution of the space."""
+        """The default distribution of the space."""
         return SpaceDistribution.of(self.space)
 
 
 class PortedBatch:
-    """A batch of distributions as the core and as RLlib's code ask for it.
+    """A batch of distributions, with the methods of the core and of RLlib.
 
-    Attributes that are not here are looked up in an object of the class.
+    Other attributes are looked up in an object of the class.
 
     Args:
-        owner: what the batch is of.
+        owner: the distribution.
         inputs: `[B, num_inputs]` float32.
-        model: that computed them.
+        model: the model that computed them.
     """
 
     def __init__(self, owner: PortedDistribution, inputs: tf.Tensor, model: Any) -> None:
@@ -164,7 +165,7 @@ class PortedBatch:
         self._owner = owner
         self._model = model
         self._inner = self._made()
-        self._drawn: tuple[Any, Any] = (None, None)  # the last noise, and what it gave
+        self._drawn: tuple[Any, Any] = (None, None)  # the last noise and its actions
 
     def _made(self) -> Any:
         (kind,) = self._owner.kinds
@@ -176,13 +177,13 @@ class PortedBatch:
         return getattr(self._inner, name)
 
     def sample(self, noise: tf.Tensor | None = None) -> Any:
-        """Returns nested actions: those of `noise` `[B, noise_size]`, or with None by chance."""
+        """Returns nested actions for `noise` `[B, noise_size]`, or random ones if it is None."""
         if noise is None:
             return self._asked("sample")
         return nest(self._owner.space, self.sample_leaves(noise))
 
     def deterministic_sample(self) -> Any:
-        """Returns what the class says."""
+        """Returns the greedy actions of the class."""
         return self._asked("deterministic_sample")
 
     def sampled_action_logp(self) -> tf.Tensor:
@@ -204,7 +205,7 @@ class PortedBatch:
         return self._asked("logp", actions)
 
     def logp_leaves(self, actions: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Does what `logp` does, for actions with one tensor per leaf of the space."""
+        """Returns the log-probability of actions with one tensor per leaf, float32 `[B]`."""
         return self._asked("logp", in_rows(self._owner.leaves, actions))
 
     def entropy(self) -> tf.Tensor:
@@ -216,16 +217,16 @@ class PortedBatch:
         return self._asked("kl", other._inner)
 
     def multi_entropy(self) -> tf.Tensor:
-        """Returns the entropy, or that of each choice."""
+        """Returns the entropy, or the entropy of each choice."""
         return self._asked("multi_entropy")
 
     def multi_kl(self, other: Any) -> tf.Tensor:
-        """Returns KL(self || other), or that of each choice."""
+        """Returns KL(self || other), or the divergence of each choice."""
         return self._asked("multi_kl", other._inner)
 
     @property
     def parts(self) -> list[_Part]:
-        """What exploration asks of each leaf."""
+        """The distribution of each leaf, for exploration strategies."""
         shape = [tf.shape(self.inputs)[0], self._owner.usual.num_inputs]
         usual = self._owner.usual(tf.zeros(shape))
         modes = leaves_of(self._owner.leaves, self.deterministic_sample())
@@ -242,7 +243,7 @@ class PortedBatch:
         return self._drawn[1]
 
     def _drawn_from(self, noise: tf.Tensor) -> _Drawn:
-        """Returns samples; where noise is zero, what the class says without exploration."""
+        """Returns samples; rows whose noise is zero get the greedy actions."""
         parts, drawn = self._owner.leaves, self._made()
         with drawing_from(noise, self._owner.noise_blocks):
             samples = leaves_of(parts, drawn.sample())
@@ -258,20 +259,20 @@ class PortedBatch:
 
 
 class _Drawn(NamedTuple):
-    """What noise gave."""
+    """Actions computed from noise, with their log-probabilities."""
 
     leaves: list[tf.Tensor]
     logp: tf.Tensor  # [B] float32
 
 
 class _Part(NamedTuple):
-    """What exploration asks of the distribution of a leaf."""
+    """The attributes of a leaf's distribution that exploration strategies use."""
 
-    inputs: tf.Tensor  # logits by which nothing is forbidden
+    inputs: tf.Tensor  # logits of a distribution without forbidden actions
     mode: tf.Tensor
 
     def deterministic_sample(self) -> tf.Tensor:
-        """Returns the action to take where nothing is explored."""
+        """Returns the greedy action."""
         return self.mode
 
 
@@ -285,9 +286,9 @@ def leaves_of(parts: Sequence[Leaf], actions: Any) -> list[tf.Tensor]:
 
 
 def in_rows(parts: Sequence[Leaf], actions: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the actions of a nested space as `[B, k]`; those of another one stay as they are.
+    """Returns the actions of a nested space as `[B, k]`; other actions are returned unchanged.
 
-    They are float32, or int32 if all are Discrete, as RLlib's are.
+    They are float32, or int32 if all are Discrete, as in RLlib.
     """
     if not parts[0].path:
         return actions[0]

@@ -1,4 +1,4 @@
-"""A `TFModelV2` as the Keras model that a policy takes."""
+"""Adapter that turns a `TFModelV2` into the Keras model that a policy uses."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tfpolicies.models.spaces import Leaf, nest
 from tfpolicies.models.views import views_of
 
 _CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes of models that are known to make their own layers."""
+"""Classes of models that were checked to make separate layers."""
 
 
 @dataclass(frozen=True)
 class TFModelFactory:
-    """The factory of Keras models that run a ported class; equal for equal classes.
+    """Factory of the Keras models that run an RLlib model class; equal for equal classes.
 
     Attributes:
         model_class: a subclass of `TFModelV2`, or a Keras model's class, see `KerasAsTFModel`.
@@ -53,16 +53,16 @@ class TFModelFactory:
     ) -> keras.Model:
         """Makes a `TFModelV2` and the Keras model around it.
 
-        The constructor gets the `custom_model_config` as keyword arguments if it takes them, and in
-        `model_config` in any case. With a memory around the model, `num_outputs` is None: it gives
-        as many features as it likes, and its `value_function` is not called.
+        The constructor gets the `custom_model_config` as keyword arguments if it accepts them, and
+        always in `model_config`. If an LSTM or attention is added after the model, `num_outputs` is
+        None: the model chooses its number of features, and its `value_function` is not called.
 
         Raises:
-            ModelError: if it cannot be made, or in a form that cannot work here.
+            ModelError: if it cannot be made, or has a form that is not supported.
         """
         kind, make = self.model_class, as_tf_model(self.model_class)
         obs_space = preprocessed_space(observation_space)
-        remembered = has_memory(model_config)  # by a memory around it
+        remembered = has_memory(model_config)  # by an LSTM or attention around it
         width = None if remembered else num_outputs
         arguments = (obs_space, action_space, width, dict(model_config), kind.__name__)
         extra = custom_model_config if _takes(make, arguments, custom_model_config) else {}
@@ -70,7 +70,9 @@ class TFModelFactory:
         try:
             inner = make(*arguments, **extra)
         except Exception as error:
-            raise ModelError(f"{kind.__name__} could not be made: {error}{_hint(error)}") from error
+            raise ModelError(
+                f"{kind.__name__} could not be constructed: {error}{_hint(error)}"
+            ) from error
         if kind not in _CHECKED:
             _require_own_layers(kind, inner, make(*arguments, **extra))
             _CHECKED.add(kind)
@@ -78,14 +80,14 @@ class TFModelFactory:
 
 
 def make_model_factory(custom_model: Any) -> Any:
-    """Returns the factory of the models of a ported class; or the argument, if it is another."""
+    """Returns a model factory for an RLlib model class; other arguments are returned unchanged."""
     is_tf_model = isinstance(custom_model, type) and issubclass(custom_model, TFModelV2)
     is_ported = is_tf_model or is_ported_class(custom_model)
     return TFModelFactory(custom_model) if is_ported else custom_model
 
 
 def wrap_model(model: Any, observation_space: gym.Space, action_space: gym.Space) -> Any:
-    """Returns the Keras model that runs a `TFModelV2`; or the argument, if it is another."""
+    """Returns the Keras model that runs a `TFModelV2`; other arguments are returned unchanged."""
     is_ported = isinstance(model, TFModelV2)
     return adapted(model, observation_space, action_space) if is_ported else model
 
@@ -100,13 +102,13 @@ def adapted(
     """Returns the Keras model, built, that runs a `TFModelV2`.
 
     Args:
-        inner: the model; it belongs to the result from here on.
+        inner: the model; from now on the result owns it.
         observation_space: the environment's.
         action_space: the environment's.
-        with_value: whether it is asked for values, if it has a `value_function`.
+        with_value: whether values are computed, if it has a `value_function`.
 
     Raises:
-        ModelError: if it has a form that cannot work here.
+        ModelError: if it has a form that is not supported.
     """
     model = TFModelAdapter(inner, InputPorts(observation_space), with_value=with_value)
     model.views = views_of(model, observation_space, action_space)
@@ -115,19 +117,19 @@ def adapted(
 
 
 class TFModelAdapter(keras.Model):
-    """An `AdaptedModel`: calls a `TFModelV2` with rows by name, and gives what the core expects.
+    """An `AdaptedModel`: calls a `TFModelV2` with named rows, and returns the core's outputs.
 
     Args:
         inner: the model.
-        ports: the inputs, of which those of the observation are read.
-        with_value: whether it is asked for values, if it has a `value_function`.
+        ports: the inputs; the observation's are used.
+        with_value: whether values are computed, if it has a `value_function`.
 
     Attributes:
-        state_shapes: the shapes of the memory.
+        state_shapes: the shapes of the recurrent state.
         view_requirements: those of the inner model.
-        views: what it reads besides the observation and its memory.
-        is_cut: whether it reads sequences without the steps that no sequence of a batch has, for
-            its mask is as long as the longest one.
+        views: its inputs besides the observation and the recurrent state.
+        is_cut: whether sequences are trimmed to the longest length in the batch before the model
+            reads them, because its mask is that long.
     """
 
     def __init__(self, inner: TFModelV2, ports: InputPorts, *, with_value: bool) -> None:
@@ -141,11 +143,11 @@ class TFModelAdapter(keras.Model):
         self._with_value = with_value
 
     def hand_to(self, policy: Any) -> None:
-        """Takes down whose weights methods of the inner model that are looked up now run with."""
+        """Sets the policy whose weights are used by methods that are looked up from now on."""
         object.__setattr__(self, "_owner", weakref.ref(policy))
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what the inner model has under that name, such as `base_model`."""
+        """Returns the inner model's attribute of that name, such as `base_model`."""
         inner = None if name.startswith("_") else vars(self).get("inner")
         if inner is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -155,38 +157,37 @@ class TFModelAdapter(keras.Model):
         return found if policy is None or not inspect.ismethod(found) else _Method(policy, name)
 
     def __call__(self, inputs: Any, *memory: Any, **kwargs: Any) -> Any:
-        """Calls the inner model as a policy does; or, given what RLlib's users give, as they do.
+        """Calls the inner model with a policy's arguments, or with those of RLlib's users.
 
-        That is `model(input_dict, state, seq_lens)`, or a dict of `obs` alone: it gives `(outputs,
-        state)`.
+        The latter are `model(input_dict, state, seq_lens)`, or a dict with only `obs`, and return
+        `(outputs, state)`.
         """
         if memory or (isinstance(inputs, Mapping) and [*inputs] == [OBS]):
             return self.inner(inputs, *memory)
         return super().__call__(inputs, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
-        """Does nothing: calling the inner model builds its layers; those never called stay so."""
+        """Does nothing: calling the inner model builds its layers; unused layers stay unbuilt."""
         del input_shape
         self.built = True
 
     def collect_parts(self) -> None:
-        """Makes the layers and variables of the inner model those of this one.
+        """Registers the layers and variables of the inner model as those of this model.
 
         Raises:
-            ModelError: for a `tf.Variable`, which cannot take a policy's weights.
+            ModelError: for a `tf.Variable`, to which a policy's weights cannot be assigned.
         """
         found = parts_of(self.inner)
         for part in found:
             if isinstance(part, tf.Variable):
                 raise ModelError(
-                    f"{self.name} holds the tf.Variable {part.name!r}, which cannot take the "
-                    "weights of one policy or another. Make it a "
-                    "keras.Variable(initial_value, name=...)."
+                    f"{self.name} holds the tf.Variable {part.name!r}, to which a policy's "
+                    "weights cannot be assigned. Make it a keras.Variable(initial_value, name=...)."
                 )
         self.parts = found
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Returns outputs, with values if the model has them; a dict if it has a memory."""
+        """Returns outputs, with values if the model has them; a dict if it is recurrent."""
         given = dict(inputs) if isinstance(inputs, Mapping) else {self._only_input(): inputs}
         if not self.state_shapes:
             outputs, _ = self.inner(self._input_dict(given, training))
@@ -212,7 +213,7 @@ class TFModelAdapter(keras.Model):
 
     @property
     def custom_loss(self) -> Callable[[list[tf.Tensor], Mapping[str, Any]], Any] | None:
-        """That of the inner model, for encoded observations; None if it changes no loss."""
+        """The inner model's `custom_loss` for encoded observations, or None if not overridden."""
         return self._custom_loss if self.inner.changes_losses else None
 
     def _custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:
@@ -223,7 +224,6 @@ class TFModelAdapter(keras.Model):
         return dict(self.inner.metrics())
 
     def _seen(self, obs: Any) -> Any:
-        """Returns encoded observations, a tensor or a dict by input, as `forward` has them."""
         rows = dict(obs) if isinstance(obs, Mapping) else {self._only_input(): obs}
         return self._nested(rows)
 
@@ -239,7 +239,7 @@ class TFModelAdapter(keras.Model):
         return tf.reshape(self.inner.value_function(), shape)
 
     def _nested(self, rows: Mapping[str, tf.Tensor]) -> Any:
-        """Returns the observation in rows by input, nested as its space is, with masks of ones."""
+        """Nests the named rows like the observation space, with ones in place of action masks."""
         ports = self._ports
         count = tf.shape(next(iter(rows.values())))[0]
         parts = []
@@ -263,7 +263,7 @@ class TFModelAdapter(keras.Model):
 
 @dataclass(frozen=True)
 class _Method:
-    """A method of a policy's `TFModelV2`, which runs with that policy's weights whenever called."""
+    """A method of a policy's `TFModelV2`; each call uses that policy's weights."""
 
     policy: Any
     name: str
@@ -273,7 +273,7 @@ class _Method:
 
 
 class _LossInputs(Mapping[str, Any]):
-    """The columns of a train batch; observations are as `forward` sees them."""
+    """The columns of a train batch, with observations in the form that `forward` gets."""
 
     def __init__(self, columns: Mapping[str, Any], seen: Callable[[Any], Any]) -> None:
         self._columns = columns
@@ -294,7 +294,7 @@ class _LossInputs(Mapping[str, Any]):
 
 
 def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModelV2) -> None:
-    """Raises a `ModelError` if two models of a class have a layer in common."""
+    """Raises a `ModelError` if two models of a class share a layer."""
     held = [
         {id(x): x for part in parts_of(m) for x in getattr(part, "_flatten_layers", list)()}
         for m in (first, second)
@@ -302,8 +302,8 @@ def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModel
     common = [layer.name for key, layer in held[0].items() if key in held[1]]
     if common:
         raise ModelError(
-            f"Each {kind.__name__} must make its layers itself, but all have {common} in common. "
-            "Policies have weights of their own: map agents that shall learn the same to one "
+            f"Each {kind.__name__} must make separate layers, but all objects share {common}. "
+            "Each policy has separate weights: map agents that should share weights to one "
             "policy, or copy weights from one policy to another in on_train_result."
         )
 
@@ -311,22 +311,22 @@ def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModel
 def _require_no_reuse(kind: type[TFModelV2]) -> None:
     """Raises a `ModelError` if a model's constructor asks TensorFlow 1 to reuse variables.
 
-    Layers of Keras 3 do not heed it, so models that share weights in RLlib would not do so here.
+    Layers of Keras 3 ignore this, so models that share weights in RLlib would not share them here.
     """
     for owner in kind.__mro__:
         code = getattr(vars(owner).get("__init__"), "__code__", None)
         names = set() if code is None else {*code.co_names, *_keywords(code)}
         if "variable_scope" in names and names & {"AUTO_REUSE", "reuse"}:
             raise ModelError(
-                f"{owner.__name__} makes layers in a variable_scope with reuse, which Keras 3 does "
-                "not heed: they would have weights of their own, not those of another model. "
-                "Map agents that shall learn the same to one policy, or copy weights from one "
-                "policy to another in on_train_result, and leave the variable_scope out."
+                f"{owner.__name__} makes layers in a variable_scope with reuse, which Keras 3 "
+                "ignores: they would not share the weights of another model. Map agents that "
+                "should share weights to one policy, or copy weights from one policy to another "
+                "in on_train_result, and leave the variable_scope out."
             )
 
 
 def _keywords(code: CodeType) -> set[str]:
-    """Returns the names of keyword arguments in the calls that a function makes."""
+    """Returns the names of keyword arguments in the calls of a function."""
     groups = [x for x in code.co_consts if isinstance(x, tuple)]
     return {name for group in groups for name in group if isinstance(name, str)}
 
@@ -349,11 +349,11 @@ _HINTS = {
         "keras.ops.square for np.square, or keep such calls in `forward`."
     ),
     "'sequences'": (
-        " What a recurrent layer of Keras 3 reads is called `sequences`: leave the name `inputs=` "
-        "out."
+        " The input of a recurrent layer of Keras 3 is called `sequences`: leave the name "
+        "`inputs=` out."
     ),
 }
-"""What to do about errors of Keras 3, by what they say."""
+"""Advice about errors of Keras 3, by a part of their message."""
 
 
 def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
@@ -362,20 +362,20 @@ def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
         known = part if isinstance(part, np.ndarray | list | float) else None
         if known is not None and np.any(known):
             raise ModelError(
-                f"{type(inner).__name__}.get_initial_state()[{i}] must be zeros: every memory "
-                "begins at zero here. Add what it should begin with in `forward`."
+                f"{type(inner).__name__}.get_initial_state()[{i}] must be zeros: recurrent "
+                "states start at zero. Add their initial values in `forward`."
             )
     return [tuple(int(n) for n in np.shape(part)) for part in start]
 
 
 def _decoded(view: View, step: Leaf, row: Leaf, x: tf.Tensor) -> tf.Tensor:
-    """Returns a leaf of a view as `forward` sees such columns.
+    """Returns a leaf of a view in the form that `forward` gets.
 
-    Actions are numbers, and not one-hot, rewards have no axis of their own, and images are not
+    Actions are integers instead of one-hot, rewards have no feature axis, and images are not
     divided by 255.
 
     Args:
-        view: what it is a leaf of.
+        view: the view.
         step: the leaf of one step.
         row: the leaf of a row.
         x: `[N, ...]`, encoded.
@@ -392,9 +392,9 @@ def _decoded(view: View, step: Leaf, row: Leaf, x: tf.Tensor) -> tf.Tensor:
 
 
 def _masks_by_the_longest(model: TFModelAdapter, seen: Mapping[str, tf.Tensor]) -> bool:
-    """Whether a model asks which sequence is the longest, as `tf.sequence_mask(seq_lens)` does.
+    """Returns whether a model computes the longest length, as `tf.sequence_mask(seq_lens)` does.
 
-    Its mask is no longer than that one, because RLlib pads to the longest sequence of a batch.
+    Its mask is only that long, because RLlib pads to the longest sequence of a batch.
     """
     specs = {name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in seen.items()}
     graph = tf.function(model.call, autograph=False).get_concrete_function(specs).graph
@@ -410,10 +410,10 @@ def _masks_by_the_longest(model: TFModelAdapter, seen: Mapping[str, tf.Tensor]) 
 def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gym.Space) -> None:
     """Builds a model by two calls, the second of which must not make variables.
 
-    The first one goes round Keras, which takes no layers any more once a model was called.
+    The first call bypasses Keras, which does not accept new layers after a model was called.
 
     Raises:
-        ModelError: if it does, or cannot be called.
+        ModelError: if it makes variables again, or cannot be called.
     """
     ports = ports_of(model, observation_space, ActionDistribution.of(action_space))
     seen = {name: tf.convert_to_tensor(x) for name, x in zeros(ports).items()}
@@ -429,8 +429,8 @@ def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gy
 
     def refuse(next_creator: Any, **given: Any) -> Any:
         raise ModelError(
-            f"{model.name}.forward makes a variable at each call ({given.get('name')!r}), so it "
-            "would never learn. Make its layers in the constructor and keep them as attributes."
+            f"{model.name}.forward makes a variable in each call ({given.get('name')!r}), which "
+            "would never be trained. Make layers in the constructor and keep them as attributes."
         )
 
     with tf.variable_creator_scope(refuse):

@@ -1,4 +1,4 @@
-"""Algorithms as RLlib had them: as trainers, by their names, and made by a function."""
+"""RLlib's older names of algorithms: trainers, lookups by name, and `build_trainer`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class _Trainer(Algorithm):
     """An algorithm with the constructor of a trainer.
 
     Args:
-        config: a dict of settings, also with `multiagent` in it, or an `AlgorithmConfig`; missing
+        config: a dict of settings, which may contain `multiagent`, or an `AlgorithmConfig`; missing
             settings have the algorithm's defaults.
         env: the environment, if the config names none.
         logger_creator: must be None.
 
     Raises:
-        ConfigError: for wrong settings, or an `env` beside another one in the config.
+        ConfigError: for wrong settings, or an `env` that differs from that of the config.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class _Trainer(Algorithm):
 
     @classmethod
     def get_default_config(cls) -> dict[str, Any]:
-        """Returns all settings with their defaults, as a dict to change."""
+        """Returns all settings with their defaults, as a dict to modify."""
         return cls.config_class().to_dict()
 
 
 def build_trainer(
     name: str, *, default_policy: type | None = None, default_config: Any = None
 ) -> type[Algorithm]:
-    """Returns an algorithm that samples a batch, and updates each policy on its part once.
+    """Returns an algorithm that samples a batch, and updates each policy once on its part.
 
     Args:
         name: the class's name.
-        default_policy: the class of policies that name none.
+        default_policy: the class of policies that do not set one.
         default_config: an `AlgorithmConfig`, or a dict of settings, with the defaults; by default
             those of the policy's class.
     """
@@ -77,7 +77,7 @@ def build_trainer(
 
 
 def __getattr__(name: str) -> Any:
-    """Returns `<algorithm>Trainer`, made of a registered algorithm when it is first asked for."""
+    """Returns `<algorithm>Trainer`, made from a registered algorithm on first use."""
     algorithm = name.removesuffix("Trainer")
     if algorithm == name or algorithm not in registered_names():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Names that ported code uses in annotations, or to mark what is old."""
+"""Type names for annotations in ported code, and the decorator `Deprecated`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 def Deprecated(*given: Any, **named: Any) -> Callable[[Marked], Marked]:
-    """Returns a decorator that leaves a function or class as it is; the arguments are not read.
+    """Returns a decorator that leaves a function or class unchanged; the arguments are ignored.
 
     >>> @Deprecated(old="f", new="g", error=False)
     ... def f():

@@ -1,4 +1,4 @@
-"""Attention as ported code knows it: `GTrXLNet`, and memories that are the last outputs alone."""
+"""Attention for ported code: `GTrXLNet`, and states that consist only of the last outputs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from tfpolicies.models.settings import model_settings
 
 
 class GTrXLNet(RecurrentNetwork):
-    """The attention of `use_attention` right behind the observation, as a model or a part of one.
+    """The attention of `use_attention` applied to the observation, as a model or a part of one.
 
-    `docs/models.md` says what it computes. The state has one tensor `[S, memory_inference,
-    attention_dim]` per unit, and behind them the number of steps in it, `[S, 1]`.
+    `docs/models.md` describes the computation. The state has one tensor `[S, memory_inference,
+    attention_dim]` per unit, and then the number of steps in it, `[S, 1]`.
 
     Args:
-        observation_space: what is flattened.
-        action_space: kept.
+        observation_space: the space; it is flattened.
+        action_space: stored.
         num_outputs: units of the output; None: the output is the last unit's, and there is no
             value.
-        model_config: kept.
+        model_config: stored.
         name: a name.
-        num_transformer_units: the setting `attention_num_transformer_units`; the others likewise.
+        num_transformer_units: the setting `attention_num_transformer_units`; the other settings
+            correspond in the same way.
         attention_dim: units of the residual stream.
         num_heads: heads of each attention.
         memory_inference: earlier steps that can be attended to.
-        memory_training: must be the same, or left out.
+        memory_training: must be the same, or omitted.
         head_dim: units of each head.
-        position_wise_mlp_dim: hidden units behind each attention.
-        init_gru_gate_bias: what the gates' biases start with.
+        position_wise_mlp_dim: hidden units after each attention.
+        init_gru_gate_bias: initial value of the gates' biases.
 
     Raises:
         ModelSettingError: if a value is out of its range.
@@ -94,7 +95,7 @@ class GTrXLNet(RecurrentNetwork):
 def _attention_model(
     space: gym.spaces.Box, num_outputs: int | None, settings: Mapping[str, Any]
 ) -> keras.Model:
-    """Returns a model of sequences; its `outputs` are features, without `values`, if not told."""
+    """Returns a model of sequences; without `num_outputs` it returns features and no values."""
     kernels = Kernels(ortho_init=False, seed=0)
     inputs = {
         "obs": keras.Input((None, *space.shape), name="obs"),
@@ -113,18 +114,20 @@ def _attention_model(
 def complete_memory(
     policy: Any, states: Sequence[np.ndarray]
 ) -> tuple[list[np.ndarray], Callable[..., Any]]:
-    """Returns a memory of attention that lacks its count, with it, and what shows the next one so.
+    """Adds the missing step count to an attention state.
 
     Ported code keeps the last outputs of each unit, `[B, steps, dim]`, zeros before an episode, and
-    is given the newest one, `[B, dim]`. The count is that of the steps from the first on that is
-    not all zeros.
+    expects the newest one, `[B, dim]`. Steps count from the first one that is not all zeros.
 
     Args:
-        policy: whose memory it is.
+        policy: the policy with the attention model.
         states: one array per unit.
 
+    Returns:
+        The complete state, and a function that converts the next state to the newest outputs.
+
     Raises:
-        LookupError: if the policy's memory is another one.
+        LookupError: if the policy's state has another form.
     """
     *units, count = (port.shape for port in policy.program.ports.states)
     is_windows = count == (1,) and all(len(shape) == 2 for shape in units)

@@ -1,4 +1,4 @@
-"""Attributes of configs, algorithms and workers that only code written for RLlib asks for."""
+"""Attributes of configs, algorithms and workers that only code written for RLlib uses."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tfpolicies.storage.spaces_json import encode_space
 
 
 def as_method(function: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    """Returns what gives an object a function, which takes the object first, as its method."""
+    """Returns a getter for a function as a method: the object becomes its first argument."""
     return partial(partial, function)
 
 
 NOT_SERIALIZABLE = "__not_serializable__"
-"""Stands for functions and objects in the result of `serialize()`."""
+"""Replaces functions and objects in the result of `serialize()`."""
 
 
 def get_rollout_fragment_length(config: Any, worker_index: int = 0) -> int:
-    """Returns how many steps a worker samples of each environment; of 0, the common number."""
+    """Returns a worker's steps per environment and sample; index 0 gives the common number."""
     return int(config.fragment_length(worker_index=worker_index))
 
 
 def is_atari(config: Any) -> bool:
-    """Whether the environment is given by the name of an Atari game."""
+    """Returns whether the environment is the name of an Atari game."""
     name = config.env
     spec = gym.registry.get(name) if isinstance(name, str) else None
     entry = str(getattr(spec, "entry_point", ""))
@@ -39,15 +39,15 @@ def is_atari(config: Any) -> bool:
 
 
 def multiagent(config: Any) -> dict[str, Any]:
-    """Returns the settings about several agents, as old dict configs have them."""
+    """Returns the multi-agent settings, as old dict configs have them."""
     return {name: config[name] for name, home in config._homes.items() if home == "multi_agent"}
 
 
 def serialize(config: Any) -> dict[str, Any]:
-    """Returns all settings as JSON values; classes by their paths.
+    """Returns all settings as JSON values; classes are replaced by their paths.
 
-    Functions and objects that JSON does not have are `NOT_SERIALIZABLE`. Checkpoints hold a config
-    that can be loaded again; this is for reading and comparing.
+    Functions and objects without a JSON form become `NOT_SERIALIZABLE`. The result is for reading
+    and comparing; checkpoints hold a config that can be loaded again.
     """
     return dict(_plain(config.to_dict()))
 
@@ -77,7 +77,7 @@ CONFIG_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "serialize": as_method(serialize),
     "total_train_batch_size": lambda config: config.train_batch_size,
 }
-"""By name, what returns it."""
+"""Getters of the attributes of configs, by name."""
 
 
 def save_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
@@ -91,7 +91,7 @@ def load_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> N
 
 
 def logdir(algorithm: Any) -> str:
-    """Returns the run folder, or without one a temporary folder that is made when first asked."""
+    """Returns the run folder, or a temporary folder that is created on first use."""
     if algorithm.run_dir is not None:
         return str(algorithm.run_dir)
     algorithm.logdir = tempfile.mkdtemp(prefix=f"{type(algorithm).__name__}_")
@@ -106,7 +106,7 @@ ALGORITHM_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "save_checkpoint": as_method(save_checkpoint),
     "step": lambda algorithm: algorithm.train,
 }
-"""By name, what returns it."""
+"""Getters of the attributes of algorithms, by name."""
 
 
 def foreach_worker_async(
@@ -116,12 +116,12 @@ def foreach_worker_async(
     healthy_only: bool = True,
     remote_worker_ids: Collection[int] | None = None,
 ) -> int:
-    """Has `func(worker)` called in remote workers, and waits for none.
+    """Starts `func(worker)` in remote workers without waiting.
 
     Returns:
-        How many will answer to `fetch_ready_async_reqs`.
+        How many calls will be answered by `fetch_ready_async_reqs`.
     """
-    del healthy_only  # others are never called
+    del healthy_only  # failed workers are never called
     remotes = workers._remotes
     workers._complete_weights()
     return 0 if remotes is None else int(remotes.request(func, remote_worker_ids))
@@ -130,11 +130,11 @@ def foreach_worker_async(
 def fetch_ready_async_reqs(
     workers: Any, *, timeout_seconds: float | None = 0.0, mark_healthy: bool = False
 ) -> list[tuple[int, Any]]:
-    """Returns `(index, answer)` of what was asked by `foreach_worker_async` and arrived.
+    """Returns the finished results of `foreach_worker_async` as `(index, answer)`.
 
-    It waits for `timeout_seconds` at most, or, if that is None, for all.
+    It waits at most `timeout_seconds`, or for all results if that is None.
     """
-    del mark_healthy  # who answers is
+    del mark_healthy  # workers that answer are healthy
     remotes = workers._remotes
     return [] if remotes is None else list(remotes.take_answers(timeout_seconds))
 
@@ -145,23 +145,23 @@ def add_workers(workers: Any, num_workers: int, validate: bool = False) -> None:
     Raises:
         UsageError: if there are none so far.
     """
-    del validate  # it waits for them
+    del validate  # adding waits for the workers
     remotes = workers._remotes
     if remotes is None:
         raise UsageError(
-            "add_workers adds to remote workers, of which there are none: build with "
+            "add_workers needs at least one remote worker, but there is none: build with "
             "num_rollout_workers of 1 or more."
         )
     remotes.add(num_workers)
 
 
 def is_policy_to_train(workers: Any, policy_id: str, batch: Any = None) -> bool:
-    """Whether a policy is trained, on a batch."""
+    """Returns whether a policy is trained on a batch."""
     return bool(workers.local_worker().policies.trains(policy_id, batch))
 
 
 def env_creator(worker: Any, context: EnvContext) -> Any:
-    """Returns a new environment like the worker's, of a context."""
+    """Returns a new environment like the worker's, for a context."""
     given = worker.creation_args()["env_creator"]
     source = worker.config.env if given is None else given
     made: Any = make_any_environments(source, 1, context)
@@ -169,7 +169,7 @@ def env_creator(worker: Any, context: EnvContext) -> Any:
 
 
 def assert_healthy(worker: Any) -> None:
-    """Raises what sampling would if the worker was stopped or has no environment."""
+    """Raises the error of sampling if the worker was stopped or has no environment."""
     worker._require_sampler()
 
 
@@ -179,7 +179,7 @@ WORKER_SET_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "foreach_worker_async": as_method(foreach_worker_async),
     "is_policy_to_train": as_method(is_policy_to_train),
 }
-"""By name, what returns it."""
+"""Getters of the attributes of worker sets, by name."""
 
 WORKER_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "assert_healthy": as_method(assert_healthy),
@@ -187,4 +187,4 @@ WORKER_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "env_creator": as_method(env_creator),
     "last_batch": lambda worker: worker._first_batch,
 }
-"""By name, what returns it."""
+"""Getters of the attributes of workers, by name."""

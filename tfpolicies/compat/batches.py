@@ -1,4 +1,4 @@
-"""What batches and view requirements have for ported code."""
+"""Methods of batches and view requirements for ported code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STORED = (
 
 
 def policy_batches(batch: SampleBatch) -> dict[str, SampleBatch]:
-    """Returns the batch by the id of its policy, as a `MultiAgentBatch` has its own."""
+    """Returns the batch by policy id, in the form of `MultiAgentBatch.policy_batches`."""
     return {DEFAULT_POLICY_ID: batch}
 
 
@@ -31,30 +31,30 @@ def single_step_input(
     view_requirements: Mapping[str, ViewRequirement],
     index: int | Literal["last"] = "last",
 ) -> SampleBatch:
-    """Returns what acting reads at one step of a trajectory, as a batch of one row.
+    """Returns the inputs of acting at one step of a trajectory, as a batch of one row.
 
-    What lies before the batch is what the views of its first row say, zero where it has none.
+    Steps before the batch are taken from the views of its first row, and are zero if it has none.
 
     Args:
         batch: one trajectory.
-        view_requirements: those of a policy or model; what acting does not read is left out.
-        index: of the row; "last" is the step behind the last row, which observes its `new_obs`.
+        view_requirements: those of a policy or model; those that acting does not read are ignored.
+        index: the row; "last" is the step after the last row, which observes its `new_obs`.
 
     Raises:
         BatchError: if the batch is padded or time-major, or has no row `index`.
-        MissingColumnError: if a column that a view is made of is missing.
+        MissingColumnError: if the source column of a view is missing.
     """
     if batch.layout.is_rectangular:
         raise BatchError(
-            f"A step can be taken of rows one after the other, but the batch has {batch.layout}. "
-            "Take it before padding."
+            f"A single step needs rows without padding, but the batch has {batch.layout}. Get it "
+            "before padding."
         )
     views = {n: v for n, v in view_requirements.items() if v.used_for_compute_actions}
     read = ["new_obs", *views, *_sources(views)]
     columns, at_end = {name: batch[name] for name in read if name in batch}, index == "last"
     if at_end and "obs" in columns and "new_obs" not in columns:
         raise MissingColumnError(
-            f"The step behind the last row observes 'new_obs', but the batch has {list(batch)}. "
+            f"The step after the last row observes 'new_obs', but the batch has {list(batch)}. "
             "Keep that column, or give the `index` of a row."
         )
     count = _rows([columns[source] for source in _sources(views) if source in columns])
@@ -78,7 +78,7 @@ def _rows(columns: Sequence[Any]) -> int:
 
 
 def _one_later(name: str, view: ViewRequirement) -> ViewRequirement:
-    """Returns what a view of the next step is of this one, as far as that is known."""
+    """Returns a view of the next step, expressed in rows up to this one, if they suffice."""
     later = view.shift_arr + 1
     is_known = later.max() <= 0 or (view.data_col or name) == "obs"
     if view.index is not None or not is_known:
@@ -87,7 +87,7 @@ def _one_later(name: str, view: ViewRequirement) -> ViewRequirement:
 
 
 def _past(columns: Mapping[str, Any], views: Mapping[str, ViewRequirement]) -> Past:
-    """Returns what the views of the first row say of the rows before it."""
+    """Returns the rows before the first one, as far as the views of the first row contain them."""
     depths = {name: n for name, n in steps_back(views).items() if name in columns}
     past = {
         name: [np.zeros((1, n, *x.shape[1:]), x.dtype) for x in iterate_leaves(columns[name])]
@@ -106,7 +106,7 @@ def _past(columns: Mapping[str, Any], views: Mapping[str, ViewRequirement]) -> P
 
 
 def view_as_dict(view: ViewRequirement) -> dict[str, Any]:
-    """Returns a view requirement as JSON values; its space says what it is under `"space"`."""
+    """Returns a view requirement as JSON values; `"space"` describes its space."""
     space = encode_space(view.space)  # type: ignore[arg-type]  # None became a Box
     shift = view.shift if isinstance(view.shift, str) else np.asarray(view.shift).tolist()
     changed = {"space": {"space": space["type"].lower(), **space}, "shift": shift}
@@ -114,12 +114,14 @@ def view_as_dict(view: ViewRequirement) -> dict[str, Any]:
 
 
 def view_from_dict(d: Mapping[str, Any]) -> ViewRequirement:
-    """Returns the view requirement that `to_dict` was called on.
+    """Returns the view requirement from a dict made by `to_dict`.
 
     Raises:
         BatchUsageError: if `d` lacks one of its entries, or has others.
         CheckpointError: if its space is malformed.
     """
     if sorted(d) != sorted(_STORED):
-        raise BatchUsageError(f"`d` must have {sorted(_STORED)}, as of to_dict(), got {sorted(d)}.")
+        raise BatchUsageError(
+            f"`d` must have {sorted(_STORED)}, as to_dict() returns them, got {sorted(d)}."
+        )
     return ViewRequirement(**{**d, "space": decode_space(d["space"])})

@@ -1,4 +1,4 @@
-"""`ModelCatalog`: the register of models and distributions under their old name."""
+"""`ModelCatalog`: RLlib's interface to the registries of models and distributions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tfpolicies.models.spaces import action_leaves, is_float_box, leaves
 
 
 class ModelCatalog:
-    """Where models and action distributions get names."""
+    """Registers models and action distributions by name, and makes them."""
 
     @staticmethod
     def register_custom_model(model_name: str, model_class: Any) -> None:
-        """Gives a model a name, which `model={"custom_model": model_name}` then takes.
+        """Registers a model under a name for `model={"custom_model": model_name}`.
 
         Args:
             model_name: a non-empty text.
@@ -39,19 +39,18 @@ class ModelCatalog:
                 factory `f(observation_space, num_outputs, **custom_model_config)` of Keras models.
 
         Raises:
-            ModelSettingError: if it is neither.
+            ModelSettingError: if it is none of these.
         """
         register_model(model_name, model_class)
 
     @staticmethod
     def register_custom_action_dist(action_dist_name: str, action_dist_class: Any) -> None:
-        """Gives a distribution a name, which `model={"custom_action_dist": name}` then takes.
+        """Registers a distribution under a name for `model={"custom_action_dist": name}`.
 
         Args:
             action_dist_name: a non-empty text.
-            action_dist_class: a subclass of `ActionDistribution`, which is taken for the whole
-                action space; or of `tfpolicies.models.distributions.Distribution`, which is taken
-                for Boxes of floats.
+            action_dist_class: a subclass of `ActionDistribution`, used for the whole action space;
+                or of `tfpolicies.models.distributions.Distribution`, used for Boxes of floats.
 
         Raises:
             ConfigError: for another class.
@@ -65,14 +64,14 @@ class ModelCatalog:
         dist_type: Any = None,
         **ignored: Any,
     ) -> tuple[Any, int]:
-        """Returns the distribution of an action space, and how many numbers a row of it takes.
+        """Returns the distribution class of an action space, and the number of its inputs per row.
 
         It is called with `(inputs, model)`: a class of `tfpolicies.compat`, or a partial of one.
 
         Args:
             action_space: the space.
-            config: `model` settings, of which `custom_action_dist` is read.
-            dist_type: None for the usual one; "deterministic" or "gumbel_softmax".
+            config: `model` settings; only `custom_action_dist` is read.
+            dist_type: None for the default; "deterministic" or "gumbel_softmax".
             **ignored: accepted for ported code (`framework`).
 
         >>> ModelCatalog.get_action_dist(gym.spaces.Discrete(3), {})
@@ -90,21 +89,21 @@ class ModelCatalog:
         name: str = "default_model",
         model_interface: type[TFModelV2] | None = None,
     ) -> TFModelV2 | keras.Model:
-        """Returns a new model with a value, as a policy's `make_model` may give it.
+        """Returns a new model with a value, which a policy's `make_model` may return.
 
-        Of the catalog that is a `VisionNetwork` for an image, and a `FullyConnectedNetwork` for
-        other observations without images. Models with a memory, of several images, and custom ones
-        are Keras models.
+        The default is a `VisionNetwork` for an image, and a `FullyConnectedNetwork` for other
+        observations without images. Recurrent models, models of several images, and custom ones are
+        Keras models.
 
         Args:
-            obs_space: the environment's, or the one that a `TFModelV2` is told.
+            obs_space: the environment's, or the one that a `TFModelV2` gets.
             action_space: the environment's.
-            num_outputs: must be what the action distribution takes.
+            num_outputs: must be the number of inputs of the action distribution.
             model_config: `model` settings.
             framework: accepted for ported code.
-            name: of the model.
-            model_interface: a `TFModelV2` without `forward`: the result is an object of it that is
-                a `FullyConnectedNetwork`, or a `VisionNetwork`, too. Its constructor decides about
+            name: the model's name.
+            model_interface: a `TFModelV2` without `forward`: the result is an object of this class
+                that is also a `FullyConnectedNetwork` or a `VisionNetwork`. Its constructor chooses
                 `num_outputs`.
 
         Raises:
@@ -117,7 +116,9 @@ class ModelCatalog:
         kind = VisionNetwork if any(images) else FullyConnectedNetwork
         if model_interface is not None:
             joint = f"{model_interface.__name__}_as_{kind.__name__}"
-            width = None if num_outputs is None else int(num_outputs)  # Keras wants Python's
+            width = (
+                None if num_outputs is None else int(num_outputs)
+            )  # Keras accepts only Python's int
             own = type(joint, (model_interface, kind), {})
             return own(obs_space, action_space, width, settings, name)
         custom = settings["custom_action_dist"]
@@ -125,7 +126,7 @@ class ModelCatalog:
         width = dist_class.num_inputs
         if num_outputs != width:
             raise ModelError(
-                f"num_outputs must be {width}, what the distribution of {action_space} takes, got "
+                f"num_outputs must be {width} for the distribution of {action_space}, got "
                 f"{num_outputs!r}. For a model of another width make a FullyConnectedNetwork."
             )
         is_plain = settings["custom_model"] is None and not has_memory(settings)
@@ -137,12 +138,12 @@ class ModelCatalog:
     def get_preprocessor(
         env: Any, options: Mapping[str, Any] | None = None, include_multi_binary: bool = False
     ) -> Preprocessor:
-        """Returns what `get_preprocessor_for_space` does.
+        """Returns the preprocessor of an environment's or a space's observations.
 
         Args:
             env: an environment with an `observation_space`, or the space.
-            options: see there.
-            include_multi_binary: see there.
+            options: see `get_preprocessor_for_space`.
+            include_multi_binary: see `get_preprocessor_for_space`.
         """
         space = getattr(env, "observation_space", env)
         return ModelCatalog.get_preprocessor_for_space(space, options, include_multi_binary)
@@ -153,16 +154,16 @@ class ModelCatalog:
         options: Mapping[str, Any] | None = None,
         include_multi_binary: bool = False,
     ) -> Preprocessor:
-        """Returns what makes arrays of the observations of a space; see `Preprocessor`.
+        """Returns the preprocessor that converts observations of a space to arrays.
 
         Args:
             observation_space: the environment's.
-            options: `model` settings; checked, and of no effect.
+            options: `model` settings; validated, but without effect.
             include_multi_binary: whether a MultiBinary becomes a Box of floats.
 
         Raises:
-            SpaceError: if it is no space that policies can use.
-            ModelSettingError: if an option is no model setting, or out of its range.
+            SpaceError: if policies cannot use the space.
+            ModelSettingError: if an option is not a model setting, or out of its range.
         """
         kind = get_preprocessor(observation_space, include_multi_binary)
         return kind(observation_space, options)
@@ -171,10 +172,10 @@ class ModelCatalog:
     def get_action_shape(
         action_space: gym.Space, framework: str = "tf"
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Returns the dtype and shape of a batch of actions as RLlib has them.
+        """Returns the dtype and shape of a batch of actions in RLlib's form.
 
-        Those of a nested space are in one row there: float32, or int32 if all are Discrete.
-        Batches here keep them nested.
+        RLlib concatenates the actions of a nested space in one row: float32, or int32 if all are
+        Discrete. Batches of this package keep them nested.
 
         Args:
             action_space: the environment's.
@@ -196,7 +197,7 @@ class ModelCatalog:
 
     @staticmethod
     def register_custom_preprocessor(preprocessor_name: str, preprocessor_class: Any) -> None:
-        """Raises a `ConfigError`: observations are changed by a wrapper of the environment."""
+        """Raises a `ConfigError`: use an observation wrapper of the environment instead."""
         raise ConfigError(
             f"The preprocessor {preprocessor_name!r} ({preprocessor_class!r}) cannot be registered:"
             " change observations with a gymnasium.ObservationWrapper, a connector, or inside the "
@@ -205,15 +206,15 @@ class ModelCatalog:
 
 
 def normc_initializer(std: float = 1.0) -> Callable[..., Any]:
-    """Returns the Keras initializer of normal kernels whose columns have the norm `std`."""
+    """Returns a Keras initializer of normal kernels whose columns have the norm `std`."""
     return NormalizedColumns(std)
 
 
 def with_common_config(extra_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a complete dict of settings: the defaults, and `extra_config` over them.
+    """Returns a complete dict of settings: the defaults, updated with `extra_config`.
 
-    Settings that `AlgorithmConfig` does not have are kept: `build_tf_policy` makes them a class's
-    own.
+    Settings that `AlgorithmConfig` does not have are kept: `build_tf_policy` makes them settings of
+    the class.
 
     >>> config = with_common_config({"lr": 0.5, "my_weight": 2.0})
     >>> config["lr"], config["gamma"], config["my_weight"]

@@ -1,7 +1,7 @@
-"""Where ported distributions take their chance from.
+"""Random numbers for RLlib distributions.
 
-Inside a policy it is the noise that the policy draws (`docs/decisions/004`); by itself a
-distribution draws from TensorFlow's global generator, as RLlib's do.
+Inside a policy they are the policy's noise (`docs/decisions/004`); otherwise a
+distribution draws from TensorFlow's global generator, as in RLlib.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import tensorflow as tf
 from tfpolicies.models.distributions.noise import NoiseBlocks
 
 _TINY = np.finfo(np.float32).tiny
-_CANDIDATES = 8  # of which each is accepted with a probability of at least 0.95
+_CANDIDATES = 8  # each is accepted with a probability of at least 0.95
 
 
 class _Noise:
-    """The noise of one call: columns that are handed out, and seeds for what they do not cover.
+    """The noise of one call: unused columns, and seeds for further random numbers.
 
     Args:
         noise: float32 `[B, k]`, at least one row.
-        blocks: what kind of noise its columns are; others only seed.
+        blocks: the kinds of its columns from left to right; further columns only seed.
     """
 
     def __init__(self, noise: tf.Tensor, blocks: NoiseBlocks) -> None:
@@ -40,7 +40,7 @@ class _Noise:
             self._left[kind] = part if before is None else tf.concat([before, part], axis=-1)
 
     def take(self, kind: str, size: int) -> tf.Tensor | None:
-        """Returns the next columns of a kind, `[B, size]`; None if there are not as many left."""
+        """Returns the next columns of a kind, `[B, size]`; None if fewer are left."""
         left = self._left.get(kind)
         if left is None or left.shape[-1] < size:
             return None
@@ -58,11 +58,11 @@ _PRESENT: ContextVar[_Noise | None] = ContextVar("noise", default=None)
 
 @contextmanager
 def drawing_from(noise: tf.Tensor | None, blocks: NoiseBlocks = ()) -> Iterator[None]:
-    """Has distributions of this thread take their chance from `noise`; None changes nothing.
+    """Makes distributions of this thread use `noise` as their random numbers; None changes nothing.
 
     Args:
         noise: float32 `[B, k]`.
-        blocks: what kind of noise its columns are, from left to right; others only seed.
+        blocks: the kinds of its columns from left to right; further columns only seed.
     """
     if noise is None:
         yield
@@ -90,7 +90,7 @@ _DRAWS: dict[str, Callable[[Any], tf.Tensor]] = {
     "normal": lambda shape: tf.random.stateless_normal(shape, _seed()),
     "logistic": lambda shape: -tf.math.log(1.0 / _uniform(shape) - 1.0),
 }
-"""By the kinds of `NOISE_KINDS`, what draws a tensor of a shape."""
+"""Functions that draw a tensor of a shape, by the kinds of `NOISE_KINDS`."""
 
 
 def noise_like(inputs: tf.Tensor, kind: str, size: int) -> tf.Tensor:
@@ -101,10 +101,10 @@ def noise_like(inputs: tf.Tensor, kind: str, size: int) -> tf.Tensor:
 
 
 def gamma(alpha: tf.Tensor) -> tf.Tensor:
-    """Draws from gamma distributions of the rate 1; differentiable in `alpha`.
+    """Samples gamma distributions of rate 1; differentiable in `alpha`.
 
-    Marsaglia and Tsang 2000 (doi:10.1145/358407.358414): of eight candidates the first that is
-    accepted. What is wanted for `alpha` is that for `alpha + 1` times `U ** (1 / alpha)`.
+    Marsaglia and Tsang 2000 (doi:10.1145/358407.358414): takes the first accepted of eight
+    candidates. The sample for `alpha` is that for `alpha + 1` times `U ** (1 / alpha)`.
 
     Args:
         alpha: float32 of any shape, positive.

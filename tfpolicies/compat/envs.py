@@ -1,4 +1,4 @@
-"""Environments under old names: registering them, and classes that ported scripts name."""
+"""RLlib's environment names: `register_env`, and classes that ported scripts use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfpolicies.envs.vector import Environments
 from tfpolicies.rollout.episode import Episode
 
 ENV_STATE = "state"
-"""The key of an observation under which environments of cooperating agents give their state."""
+"""The key of the global state in observations of cooperating agents."""
 
 BaseEnv = Environments
 EpisodeV2 = Episode
@@ -24,32 +24,32 @@ MultiAgentCartPole: type[MultiAgentEnv] = make_multi_agent("CartPole-v1")
 
 
 def register_env(name: str, env_creator: Callable[[Any], Any]) -> None:
-    """Gives a creator of environments a name, which `config.environment(name)` then takes.
+    """Registers an environment creator under a name for `config.environment(name)`.
 
     Args:
         name: a non-empty text.
-        env_creator: `f(env_context)`, `env_context` being the `env_config` with the index of the
-            worker; it may give a `gymnasium.Env`, a `MultiAgentEnv` or one of PettingZoo.
+        env_creator: `f(env_context)`; `env_context` is the `env_config` with the worker's
+            index. It may return a `gymnasium.Env`, a `MultiAgentEnv` or a PettingZoo environment.
 
     Raises:
-        EnvError: if the name is no text or the creator cannot be called.
+        EnvError: if the name is not a text or the creator cannot be called.
     """
     register_environment(name, env_creator)
 
 
 class TaskSettableEnv(gym.Env):
-    """A base for environments with several tasks; the config's `env_task_fn` sets them."""
+    """A base class for environments with several tasks; the config's `env_task_fn` sets them."""
 
     def sample_tasks(self, n_tasks: int) -> list[Any]:
         """Returns tasks drawn at random."""
         raise unset(self, "sample_tasks(self, n_tasks)")
 
     def set_task(self, task: Any) -> None:
-        """Goes on with a task, from the next episode on."""
+        """Sets the task, from the next episode on."""
         raise unset(self, "set_task(self, task)")
 
     def get_task(self) -> Any:
-        """Returns the present task."""
+        """Returns the current task."""
         raise unset(self, "get_task(self)")
 
 
@@ -57,8 +57,8 @@ def PettingZooEnv(env: Any) -> MultiAgentEnv:
     """Returns an environment of PettingZoo, turn-based or parallel, as a `MultiAgentEnv`.
 
     Observations keep their names: those of classic games are `{"observation": ..., "action_mask":
-    ...}`, and a custom model reads the mask. `config.environment` also takes environments of
-    PettingZoo themselves; then every policy masks its actions.
+    ...}`, and a custom model reads the mask. `config.environment` also accepts PettingZoo
+    environments directly; then every policy masks its actions.
     """
     made: Any = pettingzoo_env(env)
     return type(made)(made.env, renames=False)

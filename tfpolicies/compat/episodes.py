@@ -1,4 +1,4 @@
-"""What ported callbacks ask an episode about its agents."""
+"""Methods of episodes that ported callbacks use."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from tfpolicies.rollout.episode import SINGLE_AGENT, Episode
 
 
 def prev_action_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> Any:
-    """Returns an agent's action before the last one, as the environment took it; None if none."""
+    """Returns an agent's action before the last one, in the environment's units; None if none."""
     return _followed(episode)._prev_actions.get(agent_id)
 
 
 def prev_reward_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> float:
-    """Returns what the environment gave an agent before its last reward; 0 if nothing."""
+    """Returns an agent's reward before its last one; 0 if there is none."""
     return float(_followed(episode)._prev_rewards.get(agent_id, 0.0))
 
 
 def last_terminated_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> bool:
-    """Whether the environment said that an agent, or the episode for all, terminated."""
+    """Returns whether the environment terminated an agent, or the episode for all."""
     ends = _followed(episode)._terminateds
     return bool(ends.get(agent_id) or ends.get(ALL))
 
 
 def last_truncated_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> bool:
-    """Whether the environment said that an agent, or the episode for all, was cut off."""
+    """Returns whether the environment truncated an agent, or the episode for all."""
     ends = _followed(episode)._truncateds
     return bool(ends.get(agent_id) or ends.get(ALL))
 
 
 def rnn_state_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> list[np.ndarray]:
-    """Returns the memory that an agent's last action left, one array per state, without rows.
+    """Returns the recurrent state after an agent's last action, one array per state, without rows.
 
-    Before its first action it is the memory at the start; `[]` if the policy has none.
+    Before its first action it is the initial state; `[]` if the policy has none.
     """
     if agent_id not in _followed(episode)._acted:
         return flatten_memory(_policy(episode, agent_id).get_initial_state())
@@ -49,7 +49,7 @@ def rnn_state_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> list[np.nda
 def last_extra_action_outs_for(
     episode: Episode, agent_id: Any = SINGLE_AGENT
 ) -> dict[str, np.ndarray]:
-    """Returns what an agent's last action came with, such as `action_logp`; `{}` before it."""
+    """Returns further outputs of an agent's last action, such as `action_logp`; `{}` before it."""
     if agent_id not in _followed(episode)._acted:
         return {}
     columns, row = episode._acted[agent_id]
@@ -73,7 +73,7 @@ EPISODE_METHODS: dict[str, Callable[..., Any]] = {
         *(rnn_state_for, last_extra_action_outs_for),
     )
 }
-"""The methods that ported code finds on episodes."""
+"""Methods of episodes for ported code, by name."""
 
 
 def _policy(episode: Episode, agent_id: Any) -> Any:
@@ -81,15 +81,15 @@ def _policy(episode: Episode, agent_id: Any) -> Any:
 
 
 def _followed(episode: Episode) -> Episode:
-    """Returns an episode whose agents somebody took notes of.
+    """Returns an episode whose agents' steps were recorded.
 
     Raises:
-        UsageError: if nobody did.
+        UsageError: if they were not.
     """
     if episode.length and not episode._acted:
         raise UsageError(
-            f"Nobody took notes in this episode of {episode.length} steps, since no callback is "
-            "given episodes. Override on_episode_step, even by one that does nothing; or read the "
-            "columns of the batch."
+            f"This episode of {episode.length} steps has no records of its agents, since no "
+            "callback uses episodes. Override on_episode_step, even by one that does nothing; or "
+            "read the columns of the batch."
         )
     return episode

@@ -1,4 +1,4 @@
-"""The steps that ported training loops are made of, and the names of their counters."""
+"""Functions that ported training loops call, and the names of their counters."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def synchronous_parallel_sample(
 
     Args:
         worker_set: an algorithm's `workers`.
-        max_agent_steps: how many transitions of agents to sample at least; or
-        max_env_steps: how many steps of environments. None of them: one `sample()` per worker.
-        concat: whether to join the batches.
+        max_agent_steps: minimum number of agent transitions to sample; or
+        max_env_steps: minimum number of environment steps. If both are None: one `sample()` per
+            worker.
+        concat: whether to concatenate the batches.
 
     Returns:
         A `SampleBatch` or `MultiAgentBatch`; without `concat` a list of them.
@@ -47,7 +48,7 @@ def synchronous_parallel_sample(
     if max_agent_steps is not None and max_env_steps is not None:
         raise UsageError(
             "Give either max_agent_steps or max_env_steps to synchronous_parallel_sample, not "
-            f"both: they are {max_agent_steps} and {max_env_steps}."
+            f"both: got {max_agent_steps} and {max_env_steps}."
         )
     batches = sample_steps(worker_set.sample, max_env_steps or 0, max_agent_steps or 0)
     return concat_samples(batches) if concat else batches
@@ -60,20 +61,20 @@ def train_one_step(
 ) -> dict[str, Any]:
     """Updates policies on their parts of a batch.
 
-    A policy does `num_sgd_iter` epochs of minibatches of `sgd_minibatch_size` rows where its own
+    A policy runs `num_sgd_iter` epochs of minibatches of `sgd_minibatch_size` rows if its
     config has these settings, and otherwise one update on all rows.
 
     Args:
-        algorithm: whose policies they are.
+        algorithm: the algorithm that has the policies.
         train_batch: of one policy or of several.
         policies_to_train: their ids; None for all that the algorithm trains.
 
     Returns:
-        What the policies report, by id. Return it from `training_step`: what was trained on is
-        counted from there.
+        The policies' results by id. Return it from `training_step`: trained steps are counted from
+        it.
 
     Raises:
-        UnknownPolicyError: if the batch has rows of a policy that is not there.
+        UnknownPolicyError: if the batch has rows of a policy that does not exist.
     """
     worker, results = algorithm.workers.local_worker(), {}
     for policy_id, batch in train_batch.as_multi_agent().policy_batches.items():
@@ -94,4 +95,4 @@ def train_one_step(
 
 
 multi_gpu_train_one_step = train_one_step
-"""Whichever device learns, the batch is moved to it once."""
+"""The batch is moved once to the device that learns."""

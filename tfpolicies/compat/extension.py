@@ -1,4 +1,4 @@
-"""The extension that lets objects of the core answer code written for RLlib."""
+"""Extension that adds RLlib's attributes and methods to objects of the core."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ RECORDED: dict[type, dict[str, str]] = {
         "_mean_entropy": "entropy",
     },
 }
-"""Attributes that losses of RLlib's policies set, and the statistics in them."""
+"""Attributes that losses of RLlib's policies set, and the names of their statistics."""
 
 
 def _do_nothing() -> None:
-    """Does nothing: what constructors in RLlib must call is made on demand here."""
+    """Does nothing: the core initializes on demand."""
 
 
 def _refuse_rows(episode: Any) -> NoReturn:
@@ -63,7 +63,7 @@ def _refuse_rows(episode: Any) -> NoReturn:
 
 
 def _get_recorded(statistic: str) -> Callable[[Any], Any]:
-    """Returns a getter of a statistic that the loss of this package recorded on a traced view."""
+    """Returns a getter of a statistic that this package's loss recorded on a traced view."""
     return lambda view: _get_context(view)["recorded"][statistic]
 
 
@@ -94,7 +94,7 @@ _STATISTICS: dict[type, dict[str, Callable[[Any], Any]]] = {
 
 
 class RLlibExtension(Extension):
-    """Adds what scripts for RLlib read of policies, batches, episodes, workers and runs."""
+    """Adds attributes that RLlib scripts read from policies, batches, episodes and workers."""
 
     records_steps = True
     attributes = {
@@ -102,7 +102,7 @@ class RLlibExtension(Extension):
         RunningFilter: FILTER_ATTRIBUTES,
         PolicyKind: {
             "variables": lambda policy: lambda: list(policy.model.variables),
-            # False while postprocessing is given zeros to learn its columns
+            # False during the trial postprocessing of zeros that finds its columns
             "loss_initialized": lambda policy: lambda: not policy._sees_zeros,
             "maybe_initialize_optimizer_and_loss": lambda policy: _do_nothing,
         },

@@ -1,4 +1,4 @@
-"""Filters of observations as RLlib's users write them, and what filters here have of those."""
+"""Observation filters in RLlib's form, and RLlib's attributes of this package's filters."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from tfpolicies.models.running_stat import RunningStat
 
 
 class Filter:
-    """A base of filters, of which `observation_filter=lambda shape: MyFilter(shape)` gives one.
+    """Base class of filters for `observation_filter=lambda shape: MyFilter(shape)`.
 
-    A subclass is called as `filter(observation, update=True)`. For what workers call see
-    `tfpolicies.connectors.OwnFilter`.
+    A subclass is called as `filter(observation, update=True)`. `tfpolicies.connectors.OwnFilter`
+    describes the methods that workers call.
     """
 
     def copy(self) -> Any:
-        """Returns a copy that shares nothing."""
+        """Returns an independent copy."""
         raise unset(self, "copy(self)")
 
     def sync(self, other: Any) -> None:
-        """Takes over all that another filter has."""
+        """Copies the whole state of another filter."""
         raise unset(self, "sync(self, other)")
 
     def apply_changes(self, other: Any, *args: Any, **kwargs: Any) -> None:
-        """Adds what another filter has seen since its `reset_buffer`."""
+        """Adds the observations of another filter since its `reset_buffer`."""
         raise unset(self, "apply_changes(self, other, with_buffer=False)")
 
     def reset_buffer(self) -> None:
-        """Forgets what `apply_changes` would add to another one."""
+        """Clears the observations that `apply_changes` would add to another filter."""
         raise unset(self, "reset_buffer(self)")
 
     def as_serializable(self) -> Any:
-        """Returns what `copy` does."""
+        """Returns a copy."""
         return self.copy()
 
 
 class Statistics(NamedTuple):
-    """What a filter has seen."""
+    """Statistics of a filter's observations."""
 
     n: int
     mean: np.ndarray
@@ -52,20 +52,20 @@ class Statistics(NamedTuple):
 
     @classmethod
     def of(cls, stat: RunningStat) -> Statistics:
-        """Returns those of a `RunningStat`."""
         return cls(int(stat.count), stat.mean, stat.var, stat.std, stat.shape)
 
 
 class MeanStdFilter(Filter):
-    """Subtracts the mean of what it has seen and divides by the standard deviation, at once.
+    """Subtracts the running mean and divides by the running standard deviation.
 
-    `observation_filter="MeanStdFilter"` does it within the policy, so that exports do it, too.
+    Statistics take effect immediately. `observation_filter="MeanStdFilter"` normalizes within the
+    policy, so that exports do it as well.
 
     Args:
-        shape: of one observation.
-        demean: whether the mean is subtracted.
-        destd: whether the deviation divides.
-        clip: the largest magnitude of a result; None for none.
+        shape: the shape of one observation.
+        demean: whether to subtract the mean.
+        destd: whether to divide by the standard deviation.
+        clip: the largest magnitude of a result; None for no limit.
 
     >>> scaled = MeanStdFilter((1,))
     >>> [round(float(scaled(np.array([x]))[0]), 4) for x in (0.0, 1.0, 2.0)]
@@ -83,16 +83,16 @@ class MeanStdFilter(Filter):
 
     @property
     def running_stats(self) -> Statistics:
-        """The statistics of all that was seen."""
+        """The statistics of all observations."""
         return Statistics.of(self._seen)
 
     @property
     def buffer(self) -> Statistics:
-        """Those of what was seen since `reset_buffer`."""
+        """The statistics of the observations since `reset_buffer`."""
         return Statistics.of(self._recent)
 
     def __call__(self, x: Any, update: bool = True) -> np.ndarray:
-        """Returns an observation, or a batch, as float32.
+        """Returns a normalized observation, or a batch, as float32.
 
         Raises:
             ObservationError: if it has another shape.
@@ -123,11 +123,11 @@ class MeanStdFilter(Filter):
         self._recent = RunningStat(self.shape)
 
 
-# -- names that filters of policies have ----------------------------------------------------------
+# -- RLlib's attributes of the policies' filters --------------------------------------------------
 
 
 def _all_seen(held: RunningFilter) -> list[RunningStat]:
-    """Returns the statistics of a filter with those that are pending."""
+    """Returns the statistics of a filter, including pending ones."""
     seen = list(held.statistics)
     for stat, change in zip(seen, held._pending, strict=True):
         stat.merge(change)
@@ -135,7 +135,7 @@ def _all_seen(held: RunningFilter) -> list[RunningStat]:
 
 
 def _told(stats: Any) -> Any:
-    """Returns the statistics of the one quantity of a filter, or a list of those of several."""
+    """Returns the statistics of a filter's only quantity, or a list if there are several."""
     found = [Statistics.of(stat) for stat in stats]
     return found[0] if len(found) == 1 else found
 

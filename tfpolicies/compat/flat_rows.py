@@ -1,4 +1,4 @@
-"""Nested observations in batches that callbacks also read and change as RLlib's flat rows."""
+"""Nested observations in batches that callbacks can also read and modify as RLlib's flat rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tfpolicies.models.spaces import leaves, nest
 
 
 class RowDict(dict[str, Any]):
-    """Observations `[T, ...]` of a Dict, and by other keys than texts the rows `[T, F]` of them.
+    """Observations `[T, ...]` of a Dict; keys that are not strings index their flat rows `[T, F]`.
 
-    What is written into rows has to be what a preprocessor makes: choices are one-hot.
+    Values written into rows must be preprocessed: choices are one-hot.
 
     Args:
         space: the Dict.
-        obs: nested as it is.
+        obs: observations, nested like the space.
 
     >>> space = gym.spaces.Dict(at=gym.spaces.Discrete(2), speed=gym.spaces.Box(-9, 9, (1,)))
     >>> obs = RowDict(space, {"at": np.array([1, 0]), "speed": np.array([[3.0], [4.0]])})
@@ -57,10 +57,10 @@ class RowDict(dict[str, Any]):
 
 
 def nested(space: gym.Space, rows: np.ndarray) -> Any:
-    """Returns flat rows `[T, F]` nested as the space is.
+    """Returns flat rows `[T, F]`, nested like the space.
 
     Raises:
-        ObservationError: if they are not that wide, or a choice is not one-hot.
+        ObservationError: if they have another width, or a choice is not one-hot.
     """
     shape = list(np.shape(rows))
     refused = ObservationError(f"`obs` has the shape {shape}, which does not fit {space}.")
@@ -69,7 +69,7 @@ def nested(space: gym.Space, rows: np.ndarray) -> Any:
 
 @contextlib.contextmanager
 def flat_observation_view(batch: SampleBatch, space: gym.Space) -> Iterator[None]:
-    """Has the observations of a batch in both forms meanwhile, and nested again afterwards."""
+    """Gives a batch observations of both forms within its block; afterwards they are nested."""
     if not isinstance(space, gym.spaces.Dict) or not all(isinstance(key, str) for key in space):
         yield
         return

@@ -1,4 +1,4 @@
-"""Pickles of strangers as data, read by `pickle_reader.py` in a process of its own."""
+"""Reads untrusted pickles as data, by running `pickle_reader.py` in a separate process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 from tfpolicies.errors import CheckpointError
 from tfpolicies.system.regular_files import open_regular, read_regular, size_of
 
-_READER = Path(__file__).with_name("pickle_reader.py")  # run, not imported: it stands alone
+_READER = Path(__file__).with_name("pickle_reader.py")  # run as a program, not imported
 _SECONDS = 10
-_MEGABYTES = 400  # and so many for each megabyte of the file:
+_MEGABYTES = 400  # plus, for each megabyte of the file:
 _TIMES = 8
 _LARGEST = 1 << 30  # bytes of a file
 _REFUSED = 3
@@ -26,13 +26,13 @@ _ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS"
 
 
 class Named(NamedTuple):
-    """An object of a class or function that is not known; nothing was imported or called.
+    """Record of an object whose class or function is unknown; nothing was imported or called.
 
     Attributes:
         name: `module:name`.
-        args: what it would have been called with; None for the name itself.
-        state: what it would have been given as its state.
-        items: what would have been put into it.
+        args: the arguments of the call; None for the name itself.
+        state: the state of the object.
+        items: the items of the object.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Named(NamedTuple):
 
 
 def read_pickle(path: str | os.PathLike[str]) -> Any:
-    """Returns what a pickle holds: plain values, NumPy arrays, and a `Named` for all else.
+    """Returns the content of a pickle: plain values, NumPy arrays, and a `Named` for anything else.
 
     Args:
         path: the file, which is not trusted.
 
     Raises:
-        CheckpointError: if it cannot be read, is no pickle, or holds what no checkpoint does; the
-            message names it.
+        CheckpointError: if it cannot be read, is not a pickle, or has content that is not part of
+            checkpoints; the message names it.
     """
     with tempfile.TemporaryDirectory(prefix="tfpolicies-") as folder:
         try:
@@ -81,13 +81,12 @@ def _run(path: Any, file: Any, folder: str) -> None:
 
 def _refusal(path: Any, why: str) -> CheckpointError:
     return CheckpointError(
-        f"The file {str(path)!r} was refused: {why}. Nothing in it was executed. Give a checkpoint "
-        "as RLlib wrote it."
+        f"The file {str(path)!r} was refused: {why}. Nothing in it was executed. Give an "
+        "unchanged checkpoint of RLlib."
     )
 
 
 def _read_answer(folder: str) -> Any:
-    """Returns the values that the reader wrote into a folder."""
     with np.load(Path(folder, "arrays.npz"), allow_pickle=False) as loaded:
         arrays: dict[str, np.ndarray] = dict(loaded)
 
@@ -100,7 +99,7 @@ def _read_answer(folder: str) -> Any:
         if kind == "array":
             return arrays[content]
         if kind == "bytes":
-            return bytes(0)  # nobody asks for them
+            return bytes(0)  # their content is never used
         if kind == "dict":
             return {decode(key): decode(value) for key, value in content}
         if kind == "named":

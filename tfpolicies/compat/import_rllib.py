@@ -1,6 +1,6 @@
-"""`tfpolicies import-rllib`: a checkpoint of RLlib's TensorFlow stack as checkpoints of ours.
+"""`tfpolicies import-rllib`: converts checkpoints of RLlib's TensorFlow stack.
 
-Nothing of RLlib is needed, and nothing in the checkpoint is executed: see `pickle_reader.py`.
+RLlib need not be installed, and nothing in the checkpoint is executed: see `pickle_reader.py`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tfpolicies.system.regular_files import read_regular
 if TYPE_CHECKING:
     from gymnasium import spaces
 
-SUMMARY = "turn a checkpoint of RLlib's TensorFlow policies into one of ours"
+SUMMARY = "convert a checkpoint of RLlib's TensorFlow policies"
 _DESCRIPTION = "rllib_checkpoint.json"
 _STATE = "policy_state.pkl"
-_ID = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")  # what names a folder in another one
+_ID = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")  # a valid name of a folder
 _LARGEST = 1 << 20  # bytes of the description
-_SMALL = 1e-6  # what RLlib adds to standard deviations
+_SMALL = 1e-6  # added by RLlib to standard deviations
 _OURS = 1e-8
 
 
 class Imported(NamedTuple):
-    """A policy that was made of a checkpoint.
+    """A policy made from a checkpoint.
 
     Attributes:
-        policy: with the checkpoint's weights.
-        left: what of its config and state was not carried over.
+        policy: has the checkpoint's weights.
+        left: the parts of its config and state that were not imported.
     """
 
     policy: Any
@@ -45,28 +45,26 @@ class Imported(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the words of the command."""
+    """Adds the command's arguments."""
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
         help="folder that RLlib wrote for an algorithm or policy",
     )
-    parser.add_argument(
-        "out", metavar="OUT", help="folder to write; must not be there, or be empty"
-    )
+    parser.add_argument("out", metavar="OUT", help="folder to write; must be missing or empty")
 
 
 def run(args: argparse.Namespace) -> int:
     """Writes a checkpoint for each policy, once all of them are made; returns the exit status.
 
     Raises:
-        CheckpointError: if the checkpoint is none of RLlib, or has what cannot be imported.
+        CheckpointError: if the checkpoint is not one of RLlib, or has unsupported content.
         MissingPackageError: if this environment has no Gymnasium or TensorFlow.
-        UsageError: if there is something in the place of the output.
+        UsageError: if the output folder exists and is not empty.
     """
     out = resolve_path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{str(out)!r} is there already, and not empty. Name another folder.")
+        raise UsageError(f"{str(out)!r} exists already, and is not empty. Name another folder.")
     import_needed("`tfpolicies import-rllib`", "tfpolicies.compat.rllib_spaces")
     found = import_checkpoint(args.checkpoint)
     for policy_id, (policy, left) in found.items():
@@ -74,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         policy.export_checkpoint(folder)
         print(f"{policy_id}: a {type(policy).__name__} is in {str(folder)!r}.")
         if left:
-            print(f"  Not carried over: {'; '.join(left)}.")
+            print(f"  Not imported: {'; '.join(left)}.")
     return 0
 
 
@@ -85,12 +83,12 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
         checkpoint: the folder of an algorithm or of a policy, saved with `framework` "tf" or "tf2".
 
     Raises:
-        CheckpointError: if it is none, is damaged, or has what cannot be imported; the message
-            names it.
-        SpaceError: if its spaces cannot be used here.
-        ModelSettingError: if a setting of its networks has a value that is none here.
+        CheckpointError: if it is another folder, is damaged, or has unsupported content; the
+            message names it.
+        SpaceError: if its spaces are not supported.
+        ModelSettingError: if a setting of its networks has an invalid value.
         ModelImportError: if its weights do not fit the network that its config describes.
-        WeightsError: if its counters are no numbers.
+        WeightsError: if its counters are not numbers.
     """
     folder = resolve_path(checkpoint)
     described = _description(folder, describe_path(checkpoint, folder))
@@ -101,7 +99,7 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
     for policy_id in ids:
         if not isinstance(policy_id, str) or not _ID.fullmatch(policy_id):
             raise CheckpointError(
-                f"{str(folder)!r} names the policy {policy_id!r}, which is no id."
+                f"{str(folder)!r} names the policy {policy_id!r}, which is not a valid id."
             )
     if not ids:
         raise CheckpointError(f"{str(folder)!r} names no policies. Give the folder of one policy.")
@@ -109,7 +107,7 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
 
 
 def _description(folder: Path, name: str) -> Mapping[str, Any]:
-    """Returns what `rllib_checkpoint.json` says, of a folder that messages call `name`."""
+    """Returns the content of `rllib_checkpoint.json`; messages call the folder `name`."""
     try:
         found = json.loads(read_regular(folder / _DESCRIPTION, _LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -120,8 +118,8 @@ def _description(folder: Path, name: str) -> Mapping[str, Any]:
     kind = found.get("type") if isinstance(found, dict) else None
     if kind not in ("Algorithm", "Policy"):
         raise CheckpointError(
-            f"{name} must be a checkpoint of an Algorithm or Policy, got {kind!r:.80}. Of "
-            "the new API stack nothing is imported."
+            f"{name} must be a checkpoint of an Algorithm or Policy, got {kind!r:.80}. The "
+            "new API stack is not supported."
         )
     if found.get("format", "cloudpickle") != "cloudpickle":
         raise CheckpointError(
@@ -137,7 +135,7 @@ def _imported(folder: Path, policy_id: str) -> Imported:
     try:
         state = read_pickle(folder / _STATE)
         if not isinstance(state, Mapping):
-            raise CheckpointError(f"{_STATE} holds no dict, but {state!r:.80}.")
+            raise CheckpointError(f"{_STATE} must hold a dict, got {state!r:.80}.")
         return _policy_of(state, policy_id, str(folder))
     except TfPoliciesError as error:
         error.args = (f"Policy {policy_id!r} of {str(folder)!r}: {error}",)
@@ -161,7 +159,9 @@ def _policy_of(state: Mapping[str, Any], policy_id: str, source: str) -> Importe
     policy.set_state(_joined(policy.get_state(), state, weights, filters))
     left = [*settings.left, *notes, "the state of the optimizer"]
     if policy.program.layout.followers:
-        left.append("target networks, which RLlib does not save (here copies of the networks)")
+        left.append(
+            "target networks, which RLlib does not save (they are now copies of the networks)"
+        )
     return Imported(policy, left)
 
 
@@ -171,7 +171,7 @@ def _joined(
     weights: Mapping[str, np.ndarray],
     filters: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """Returns a state of ours with what a checkpoint has."""
+    """Returns a new policy's state, updated with the checkpoint's values."""
     joined = {**own, "weights": {**own["weights"], **weights}}
     joined.pop("target_weights", None)
     for name in ("global_timestep", "num_grad_updates", "current_kl_coeff"):
@@ -188,7 +188,7 @@ def _joined(
 def _filter(
     state: Mapping[str, Any], config: Mapping[str, Any], observed: spaces.Space
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns the statistics of a MeanStdFilter as they are here, and what to say of them."""
+    """Returns the converted statistics of a MeanStdFilter, and notes for the report."""
     from gymnasium import spaces
 
     if config["observation_filter"] == "NoFilter":
@@ -196,13 +196,13 @@ def _filter(
     found = _filter_state(state)
     if not isinstance(observed, spaces.Box) or observed.dtype.kind != "f":
         raise CheckpointError(
-            f"The observation_filter of the checkpoint normalises {observed}, of which it sees the "
-            "flat encoding: here only Boxes of floats are. It cannot be imported."
+            f"The checkpoint's observation_filter normalises the flat encoding of {observed}, and "
+            "cannot be imported: filters of this package normalise only Boxes of floats."
         )
     count, mean, squares = _statistics(found, observed.shape)
-    std = np.sqrt(squares / (count - 1)) + _SMALL - _OURS  # so that both divide by the same
+    std = np.sqrt(squares / (count - 1)) + _SMALL - _OURS  # so that both divide by the same number
     stats = {"count": np.float64(count), "mean": mean, "m2": (count - 1) * np.square(std)}
-    note = "the filter's clip=None (here at 10 standard deviations)"
+    note = "the filter's clip=None (now clipped at 10 standard deviations)"
     arrays = {f"frozen/0/{name}": np.asarray(x, np.float64) for name, x in stats.items()}
     return arrays, [] if found.get("clip") == 10 else [note]
 

@@ -1,4 +1,4 @@
-"""Keras models in ported code: classes of RLlib's form, and what is read of `policy.model`."""
+"""Keras models in ported code: classes in RLlib's form, and attributes of `policy.model`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tfpolicies.models.views import ViewsRead, declared
 
 
 def is_ported_class(given: Any) -> bool:
-    """Whether a class is a Keras model's that is made of `input_space` and `action_space`."""
+    """Returns whether a class is a Keras model made from `input_space` and `action_space`."""
     is_class = isinstance(given, type) and issubclass(given, keras.Model)
     return is_class and "input_space" in inspect.signature(given.__init__).parameters
 
 
 class KerasAsTFModel(TFModelV2):
-    """A `TFModelV2` that calls a Keras model of RLlib's form.
+    """A `TFModelV2` that calls a Keras model in RLlib's form.
 
-    That one is called with a dict of what `forward` is given as tensors: rows `[N, ...]` of `obs`
-    and others, with `state_in_0`, ... and `seq_lens` for a memory, whose form its
-    `get_initial_state` tells. It returns `(outputs [N, num_outputs], state after)`, and in a third
-    part a dict, of which `vf_preds` `[N]` are the values.
+    The Keras model is called with a dict of the inputs of `forward` that are tensors: rows `[N,
+    ...]` of `obs` and others, with `state_in_0`, ... and `seq_lens` for recurrent models. The state
+    has the form of its `get_initial_state`. It returns `(outputs [N, num_outputs], next state)`,
+    and optionally a dict as a third part, in which `vf_preds` `[N]` are the values.
 
     Args:
         kind: the class of the Keras model.
@@ -57,7 +57,7 @@ class KerasAsTFModel(TFModelV2):
         self._values: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what the Keras model has under that name."""
+        """Returns the Keras model's attribute of that name."""
         if name.startswith("_") or "base_model" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.base_model, name)
@@ -69,7 +69,7 @@ class KerasAsTFModel(TFModelV2):
 
     @property
     def gives_value(self) -> bool:
-        """Whether the last call gave values."""
+        """Whether the last call returned values."""
         return self._values is not None
 
     def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
@@ -100,19 +100,19 @@ class KerasAsTFModel(TFModelV2):
 
 
 def as_tf_model(kind: type) -> Callable[..., TFModelV2]:
-    """Returns what makes a `TFModelV2` of a ported class, with the arguments of one."""
+    """Returns a callable that makes a `TFModelV2` of a ported class, with the same arguments."""
     return kind if issubclass(kind, TFModelV2) else functools.partial(KerasAsTFModel, kind)
 
 
-# -- what is read of `policy.model` ---------------------------------------------------------------
+# -- attributes of `policy.model` -----------------------------------------------------------------
 
 
 def prepare_model(policy: Any, model: keras.Model) -> None:
-    """Gives a policy's Keras model what ported code reads of a `TFModelV2`.
+    """Adds the attributes of a `TFModelV2` to a policy's Keras model, for ported code.
 
-    That is `base_model`, `view_requirements`, `inference_view_requirements`, `is_time_major()`, and
-    `value_function()`: the values `[N]` of the last call that was not traced. Its attributes are
-    no part of the model: they are neither stored nor copied with it.
+    They are `base_model`, `view_requirements`, `inference_view_requirements`, `is_time_major()`,
+    and `value_function()`: the values `[N]` of the last call that was not traced. Its attributes
+    are not part of the model: they are neither stored nor copied with it.
     """
     if isinstance(model, AdaptedModel) or "is_time_major" in vars(model):
         return
@@ -140,10 +140,10 @@ def _views_read(policy: Any, model: keras.Model) -> dict[str, ViewRequirement]:
 
 
 class _LastCall:
-    """What a Keras model gave last where it was called with numbers.
+    """Records the outputs of the last eager call of a Keras model.
 
     Args:
-        model: whose calls go through here.
+        model: the model; its calls must go through `call`.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -153,7 +153,7 @@ class _LastCall:
         self._outputs: Any = None
 
     def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; `{"obs": rows}` stands for the rows."""
+        """Calls the model; `{"obs": rows}` is accepted in place of the rows."""
         is_row_dict = isinstance(inputs, Mapping) and [*inputs] == ["obs"]
         given = inputs["obs"] if is_row_dict and not self._takes_dict else inputs
         outputs = self._call(given, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What ported evaluation code imports: metrics of all workers' episodes, results as text."""
+"""Metrics of episodes from all workers, and results as text, for ported evaluation code."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def collect_episodes(
     remote_worker_ids: Collection[int] | None = None,
     timeout_seconds: float | None = 180,
 ) -> list[RolloutMetrics]:
-    """Returns the metrics of the episodes that ended in any worker since they were last taken.
+    """Returns the metrics of episodes that ended in any worker since the last collection.
 
     Args:
-        workers: those who sampled.
-        remote_worker_ids: ask only these remote workers; None for all. What came home before, with
-            batches of `workers.sample()`, is of all workers.
-        timeout_seconds: remote workers that take longer keep theirs; None waits.
+        workers: the workers.
+        remote_worker_ids: ask only these remote workers; None for all. Metrics that arrived
+            earlier, with batches of `workers.sample()`, are from all workers.
+        timeout_seconds: remote workers that take longer keep their metrics; None waits for all.
 
     Raises:
-        Exception: what was raised in a remote worker.
+        Exception: an error raised in a remote worker.
     """
     later = workers.foreach_worker(
         operator.methodcaller("get_metrics"),
@@ -52,12 +52,12 @@ def collect_metrics(
     timeout_seconds: float | None = 180,
     keep_custom_metrics: bool = False,
 ) -> dict[str, Any]:
-    """Returns the summary of what `collect_episodes` gives.
+    """Returns the summary of the episodes that `collect_episodes` returns.
 
     Args:
-        workers: those who sampled; or one of them, by itself.
+        workers: the workers, or one worker.
         remote_worker_ids: as in `collect_episodes`.
-        timeout_seconds: likewise.
+        timeout_seconds: as in `collect_episodes`.
         keep_custom_metrics: as in `summarize_episodes`.
     """
     if isinstance(workers, RolloutWorker):
@@ -72,12 +72,12 @@ def summarize_episodes(
     new_episodes: Sequence[RolloutMetrics] | None = None,
     keep_custom_metrics: bool = False,
 ) -> dict[str, Any]:
-    """Returns means, minima and maxima over episodes; NaN where there are none.
+    """Returns means, minima and maxima over episodes; NaN if there are none.
 
     Args:
-        episodes: those of the smoothing window, oldest first.
+        episodes: the episodes of the smoothing window, oldest first.
         new_episodes: those of them that are of this iteration; all by default.
-        keep_custom_metrics: give lists of custom metrics, a value per episode.
+        keep_custom_metrics: whether to return lists of custom metrics, a value per episode.
 
     >>> summary = summarize_episodes([RolloutMetrics(3, 2.0), RolloutMetrics(5, 4.0)])
     >>> summary["episode_reward_mean"], summary["episodes_this_iter"]
@@ -88,10 +88,10 @@ def summarize_episodes(
 
 
 def pretty_print(result: Mapping[str, Any]) -> str:
-    """Returns a result as YAML, its names sorted, without its `config` and `hist_stats`.
+    """Returns a result as YAML, sorted by name, without its `config` and `hist_stats`.
 
-    NumPy values and tensors are written as plain numbers, lists on one line; what is None at the
-    top is left out.
+    NumPy values and tensors are written as plain numbers, and lists on one line; top-level entries
+    that are None are omitted.
 
     >>> print(pretty_print({"info": {"lr": np.float32(0.5)}, "done": False, "config": {"a": 1}}))
     done: false
@@ -103,7 +103,6 @@ def pretty_print(result: Mapping[str, Any]) -> str:
 
 
 def _lines(values: Mapping[Any, Any], indent: str) -> list[str]:
-    """Returns the lines of a block; those of dicts inside it are indented further."""
     lines = []
     for name, value in sorted(values.items(), key=lambda item: str(item[0])):
         if name in _LEFT_OUT:
@@ -117,7 +116,6 @@ def _lines(values: Mapping[Any, Any], indent: str) -> list[str]:
 
 
 def _inline(value: Any) -> str:
-    """Returns a value on one line."""
     if isinstance(value, Mapping):
         shown = (f"{_text(str(k))}: {_inline(x)}" for k, x in value.items() if k not in _LEFT_OUT)
         return "{" + ", ".join(shown) + "}"
@@ -136,7 +134,7 @@ def _number(value: float) -> str:
     if math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
     shown = repr(value)
-    return shown if "." in shown else shown.replace("e", ".0e")  # else YAML reads it as text
+    return shown if "." in shown else shown.replace("e", ".0e")  # otherwise YAML reads it as text
 
 
 def _text(value: str) -> str:

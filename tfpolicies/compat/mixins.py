@@ -1,6 +1,6 @@
-"""Bases that ported policy classes name: what RLlib's mixins kept in variables is in the config.
+"""Base classes of ported policies. The config holds the values that RLlib's mixins hold.
 
-Their constructors may be called as before and do nothing.
+Their constructors may still be called and do nothing.
 """
 
 from __future__ import annotations
@@ -17,59 +17,60 @@ from tfpolicies.policy.tf_policy import TFPolicy
 
 
 class EagerTFPolicyV2(TFPolicy):
-    """A base for policies on traced functions whose model estimates values, as RLlib's all do.
+    """Base class of policies on traced functions whose model estimates values, as in RLlib.
 
-    A class that trains with PPO's settings derives from `PPOTF2Policy` instead; or it says
-    `config_class = PPOConfig`, and names in `hyperparameters` and `static_keys` what it reads.
+    A class that trains with PPO's settings should derive from `PPOTF2Policy` instead; or set
+    `config_class = PPOConfig`, and list the settings that it reads in `hyperparameters` and
+    `static_keys`.
     """
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
-        """Values are always estimated."""
+        """Returns True: values are always estimated."""
         del static
         return True
 
 
 class DynamicTFPolicyV2(EagerTFPolicyV2):
-    """The same in graph mode."""
+    """An `EagerTFPolicyV2` in graph mode."""
 
     runtime = "session"
 
 
 def _do_nothing(mixin: object, *arguments: Any, **named: Any) -> None:
-    """Does nothing; the constructors of mixins."""
+    """Replaces the constructors of mixins."""
 
 
 class LearningRateSchedule:
-    """Says nothing new: `lr_schedule` is a setting, and `cur_lr` of every policy is in force."""
+    """Does nothing: `lr_schedule` is a setting, and each policy's `cur_lr` is the current value."""
 
     __init__ = _do_nothing
 
 
 class EntropyCoeffSchedule:
-    """Gives a policy whose hyper-parameters have `entropy_coeff` that as an attribute."""
+    """Adds the attribute `entropy_coeff` to a policy that has this hyper-parameter."""
 
     __init__ = _do_nothing
 
     @property
     def entropy_coeff(self: Any) -> Any:
-        """The coefficient in force; a tensor in traced code."""
+        """The current coefficient; a tensor in traced code."""
         return self._in_force("entropy_coeff")
 
 
 class KLCoeffMixin:
-    """Gives a policy whose hyper-parameters have `kl_coeff` that as an attribute."""
+    """Adds the attribute `kl_coeff` to a policy that has this hyper-parameter."""
 
     __init__ = _do_nothing
 
     @property
     def kl_coeff(self: Any) -> Any:
-        """The coefficient in force; a tensor in traced code."""
+        """The current coefficient; a tensor in traced code."""
         return self._in_force("kl_coeff")
 
 
 class ValueNetworkMixin:
-    """Says nothing new: `compute_gae_for_sample_batch` asks the model for values itself."""
+    """Does nothing: `compute_gae_for_sample_batch` computes values with the model."""
 
     __init__ = _do_nothing
 
@@ -87,7 +88,7 @@ def compute_gae_for_sample_batch(
     policy's.
 
     Args:
-        policy: whose trajectory it is; its model estimates values.
+        policy: the trajectory's policy; its model estimates values.
         sample_batch: the rows, with `rewards`, `vf_preds`, `new_obs` and `terminateds`.
         other_agent_batches: unused.
         episode: unused.

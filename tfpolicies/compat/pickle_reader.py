@@ -1,14 +1,14 @@
-"""Reads pickles of strangers as data: nothing that they name is imported or called.
+"""Reads untrusted pickles as data: objects that they name are neither imported nor called.
 
-Run as a program in a process of its own, it needs Python and NumPy alone::
+Run as a program in a separate process, it needs only Python and NumPy::
 
     python -I pickle_reader.py OUT SECONDS MEGABYTES < FILE
 
-It writes `OUT/data.json` and `OUT/arrays.npz`, or fails with one line that says what was found.
-There is no `pickle.Unpickler` in it, whose machine calls what `find_class` gives: the opcodes are
-followed here, one by one, and those that call something make a record of what would be called. Of
-the names of NumPy and of containers (`KNOWN`) the meaning is known, and arrays are made of their
-bytes; each other name becomes a `Named` with its arguments and state, which does nothing.
+It writes `OUT/data.json` and `OUT/arrays.npz`, or fails with a one-line message that names the
+refused content. It does not use `pickle.Unpickler`, which calls the objects that `find_class`
+returns. It interprets the opcodes one by one, and records each call instead of running it. It
+understands the names of NumPy and of containers in `KNOWN`, and builds arrays from their bytes;
+each other name becomes a `Named` with its arguments and state, which does nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 MOST_OPCODES = 400_000
-MOST_VALUES = 400_000  # in the result, where what is shared counts each time
+MOST_VALUES = 400_000  # in the result; shared values count each time
 MOST_COPIES = 1_000_000  # values that are copied from one container to another
-MOST_BYTES = 1 << 30  # of arrays and texts in the result, likewise
-MOST_PACKED = 32 << 20  # of one array that was compressed
+MOST_BYTES = 1 << 30  # of arrays and texts in the result; shared ones count each time
+MOST_PACKED = 32 << 20  # of one unpacked array
 DEEPEST = 100
 MOST_DIGITS = 64  # bytes of an integer
 
@@ -53,21 +53,21 @@ KNOWN = {
     ("builtins", "bytearray"): "bytes",
     ("_codecs", "encode"): "bytes",
 }
-"""The names whose meaning is known, exactly; `_codecs.encode` is how old protocols write bytes."""
+"""Kinds of the supported names; old protocols write bytes as calls of `_codecs.encode`."""
 
 
 class Refused(Exception):
-    """A file holds what is not read."""
+    """Raised for content that is not supported."""
 
 
 class Named:
-    """What a pickle makes by a name: a record that does nothing.
+    """A record of an object that a pickle makes by name.
 
     Attributes:
         name: `module:name`.
-        args: what it was called with; None for the name itself.
-        state: what it was built with.
-        items: what was put into it.
+        args: the arguments of the call; None for the name itself.
+        state: the state passed to it.
+        items: the items added to it.
     """
 
     def __init__(self, name: str, args: Any = None) -> None:
@@ -78,7 +78,7 @@ class Named:
 
 
 class _Dtype:
-    """A NumPy dtype in the making."""
+    """A NumPy dtype under construction."""
 
     def __init__(self, code: str) -> None:
         self.code = code
@@ -86,7 +86,7 @@ class _Dtype:
 
     def made(self) -> np.dtype:
         if self.code[:1] not in "biuf" or not self.code[1:].isdigit():
-            raise Refused(f"an array of the dtype {self.code!r:.40}, which is no plain number")
+            raise Refused(f"an array of the dtype {self.code!r:.40}, which is not a plain number")
         try:
             return np.dtype(self.code).newbyteorder(">" if self.order == ">" else "<")
         except (TypeError, ValueError) as error:
@@ -94,7 +94,7 @@ class _Dtype:
 
 
 class _Array:
-    """A NumPy array in the making."""
+    """A NumPy array under construction."""
 
     def __init__(self) -> None:
         self.value: np.ndarray | None = None
@@ -104,13 +104,13 @@ _MARK = object()
 
 
 class Machine:
-    """Follows the opcodes of one pickle.
+    """Interprets the opcodes of one pickle.
 
     Args:
         content: the pickle.
 
     Raises:
-        Refused: if it holds an opcode, size or name that is not read.
+        Refused: for an opcode, size or name that is not supported.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -120,7 +120,7 @@ class Machine:
         self._copies = MOST_COPIES
 
     def run(self) -> Any:
-        """Returns what the pickle holds, of plain values, arrays and `Named`s."""
+        """Returns the content of the pickle: plain values, arrays and `Named`s."""
         for number, (name, argument) in enumerate(self._opcodes()):
             if number >= MOST_OPCODES:
                 raise Refused(f"more than {MOST_OPCODES} opcodes")
@@ -128,7 +128,7 @@ class Machine:
                 return self._pop()
             step = _STEPS.get(name)
             if step is None:
-                raise Refused(f"the opcode {name}, which is not read")
+                raise Refused(f"the opcode {name}, which is not supported")
             step(self, argument)
         raise Refused("no end")
 
@@ -137,7 +137,7 @@ class Machine:
             for opcode, argument, _ in pickletools.genops(self._content):
                 yield opcode.name, argument
         except (ValueError, UnicodeError, OverflowError, MemoryError) as error:
-            raise Refused(f"no whole pickle: {error}") from error
+            raise Refused(f"an incomplete pickle: {error}") from error
 
     # -- the stack -----------------------------------------------------------------------------
 
@@ -161,47 +161,42 @@ class Machine:
         return found[::-1]
 
     def push(self, value: Any) -> None:
-        """Puts a value on the stack."""
         if isinstance(value, int) and value.bit_length() > 8 * MOST_DIGITS:
             raise Refused(f"an integer of {value.bit_length()} bits")
         self._stack.append(value)
 
     def memoize(self, index: int | None) -> None:
-        """Keeps the top of the stack under a number, by default the next one."""
+        """Stores the top of the stack in the memo, by default under the next number."""
         self._memo[len(self._memo) if index is None else index] = self._top()
 
     def get(self, index: int) -> None:
-        """Puts on the stack what is kept under a number."""
         if index not in self._memo:
-            raise Refused(f"a reference to {index}, which is not there")
+            raise Refused(f"a reference to {index}, which does not exist")
         self.push(self._memo[index])
 
     def pop(self, _: Any) -> None:
-        """Drops the top of the stack."""
         self._pop()
 
     def pop_mark(self, _: Any) -> None:
-        """Drops all down to the mark."""
+        """Drops all values above the mark, and the mark."""
         self._marked()
 
     def mark(self, _: Any) -> None:
-        """Marks a place of the stack."""
         self._stack.append(_MARK)
 
     # -- containers ----------------------------------------------------------------------------
 
     def tuple_of(self, count: int | None) -> None:
-        """Makes a tuple of the last values; None for all down to the mark."""
+        """Makes a tuple of the last `count` values; None for all above the mark."""
         values = self._marked() if count is None else [self._pop() for _ in range(count)][::-1]
         self.push(tuple(values))
 
     def append(self, _: Any) -> None:
-        """Puts one value into a list."""
         value = self._pop()
         self._extend([value])
 
     def appends(self, _: Any) -> None:
-        """Puts values into a list or set."""
+        """Adds values to a list or set."""
         self._extend(self._marked())
 
     def _extend(self, values: list[Any]) -> None:
@@ -216,12 +211,11 @@ class Machine:
             raise Refused(f"values put into a {type(target).__name__}")
 
     def set_item(self, _: Any) -> None:
-        """Puts one entry into a dict."""
         value, key = self._pop(), self._pop()
         self._update([key, value])
 
     def set_items(self, _: Any) -> None:
-        """Puts entries into a dict."""
+        """Adds entries to a dict."""
         self._update(self._marked())
 
     def _update(self, pairs: list[Any]) -> None:
@@ -235,32 +229,32 @@ class Machine:
                 target[_key(key)] = value
 
     def frozen(self, _: Any) -> None:
-        """Makes a set of what is above the mark."""
+        """Makes a set of the values above the mark."""
         self.push({_key(value) for value in self._marked()})
 
     # -- names and calls -----------------------------------------------------------------------
 
     def named(self, argument: Any) -> None:
-        """Puts a name on the stack, given `module name`."""
+        """Pushes a record of the name in `module name`."""
         module, _, name = str(argument).partition(" ")
         self.push(Named(f"{module}:{name}"))
 
     def stack_named(self, _: Any) -> None:
-        """Puts the name on the stack that the two last strings say."""
+        """Pushes a record of the name that the last two strings form."""
         name, module = self._pop(), self._pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise Refused("a name that is no text")
+            raise Refused("a name that is not a text")
         self.push(Named(f"{module}:{name}"))
 
     def reduce(self, _: Any) -> None:
-        """Makes a record of a call, or an array or container where the name is known."""
+        """Records a call, or makes an array or container if the name is known."""
         args, function = self._pop(), self._pop()
         if not isinstance(args, tuple):
             raise Refused("a call without a tuple of arguments")
         self.push(self._called(function, args))
 
     def reduce_keywords(self, _: Any) -> None:
-        """Makes a record of a call with keywords."""
+        """Records a call with keyword arguments."""
         keywords, args, function = self._pop(), self._pop(), self._pop()
         if keywords:
             args = (args, keywords)
@@ -279,10 +273,10 @@ class Machine:
         try:
             return _MAKERS[kind](self, *args)
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-            raise Refused(f"a call of {function.name} that is none of NumPy's: {error}") from error
+            raise Refused(f"an invalid call of {function.name}: {error}") from error
 
     def build(self, _: Any) -> None:
-        """Gives a record, array or dtype its state."""
+        """Sets the state of a record, array or dtype."""
         state, target = self._pop(), self._top()
         if isinstance(target, _Array):
             target.value = self._array(state)
@@ -290,7 +284,7 @@ class Machine:
             target.order = str(state[1]) if isinstance(state, tuple) and len(state) > 1 else "?"
         elif isinstance(target, Named):
             target.state = state
-        elif not isinstance(target, dict):  # an OrderedDict's own attributes are dropped
+        elif not isinstance(target, dict):  # attributes of an OrderedDict are dropped
             raise Refused(f"a state for a {type(target).__name__}")
 
     # -- arrays --------------------------------------------------------------------------------
@@ -302,7 +296,7 @@ class Machine:
         return self.from_bytes(content, dtype, shape, "F" if is_fortran is True else "C")
 
     def from_bytes(self, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-        """Returns an array of its bytes."""
+        """Returns an array from its bytes."""
         if not isinstance(dtype, _Dtype):
             raise Refused("an array without a dtype")
         made, sizes = dtype.made(), _shape(shape)
@@ -313,7 +307,7 @@ class Machine:
         return np.frombuffer(content, made).reshape(sizes, order="F" if order == "F" else "C")
 
     def scalar(self, dtype: Any, content: Any) -> Any:
-        """Returns NumPy's scalar as a number."""
+        """Returns a NumPy scalar as a number."""
         return self.from_bytes(content, dtype, (), "C")[()].item()
 
 
@@ -326,7 +320,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _key(value: Any) -> Any:
-    """Returns a key of a dict; what has no plain hash becomes its description."""
+    """Returns a key of a dict; a record is replaced by its name in angle brackets."""
     if isinstance(value, tuple) and len(value) < 16:
         return tuple(map(_plain_key, value))
     return _plain_key(value)
@@ -360,7 +354,7 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "set": lambda machine, values=(): {_key(value) for value in values},
     "bytes": _bytes,
 }
-"""What makes the values of known names."""
+"""Functions that make the values of supported names, by kind."""
 
 _VALUES = (
     "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT SHORT_BINUNICODE BINUNICODE BINUNICODE8 "
@@ -403,18 +397,18 @@ _STEPS: dict[str, Callable[[Machine, Any], None]] = {
     "NEWOBJ_EX": Machine.reduce_keywords,
     "BUILD": Machine.build,
 }
-"""What each opcode does. EXT1, PERSID, INST, OBJ, NEXT_BUFFER and protocol 0 are not among them."""
+"""Handlers by opcode. EXT1, PERSID, INST, OBJ, NEXT_BUFFER and protocol 0 are not supported."""
 
 
 class Writer:
-    """Turns values into JSON, with arrays apart.
+    """Encodes values as JSON, and arrays separately.
 
-    What is no JSON is a dict of one key: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`,
-    `{"set": [...]}`, `{"bytes": length}`, `{"array": name}` or `{"named": [name, args, state,
-    items]}`.
+    Values that JSON does not have become a dict of one key: `{"tuple": [...]}`,
+    `{"dict": [[key, value], ...]}`, `{"set": [...]}`, `{"bytes": length}`, `{"array": name}` or
+    `{"named": [name, args, state, items]}`.
 
     Raises:
-        Refused: if values are too many, nested too deeply or hold themselves.
+        Refused: if values are too many, nested too deeply or contain themselves.
     """
 
     def __init__(self) -> None:
@@ -423,12 +417,11 @@ class Writer:
         self._room = MOST_BYTES
 
     def json(self, value: Any, depth: int = 0) -> Any:
-        """Returns a value as JSON."""
         self._left -= 1
         if self._left < 0:
             raise Refused(f"more than {MOST_VALUES} values")
         if depth > DEEPEST:
-            raise Refused(f"values nested more than {DEEPEST} deep, or in a circle")
+            raise Refused(f"values nested more than {DEEPEST} deep, or in a cycle")
         if isinstance(value, str):
             self._spend(len(value))
         if value is None or isinstance(value, bool | int | float | str):
@@ -470,11 +463,11 @@ class Writer:
 
 
 _PACKED = {"space": ("low", "high", "nvec"), "num_pushes": ("mean_array", "std_array")}
-"""The entries that are packed arrays, by the entry that tells RLlib's records with such ones."""
+"""Entries that are packed arrays, by an entry that identifies such records of RLlib."""
 
 
 def _opened(record: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Returns the entries of a dict, with the packed arrays of RLlib's records opened."""
+    """Returns the entries of a dict; packed arrays of RLlib's records are unpacked."""
     packed = {key for kind, keys in _PACKED.items() if kind in record for key in keys}
     return [
         (key, _unpacked(value) if key in packed and isinstance(value, str) else value)
@@ -483,7 +476,7 @@ def _opened(record: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _unpacked(text: str) -> np.ndarray:
-    """Returns the array in base64 of zlib of NumPy's format."""
+    """Returns the array from base64 of zlib of NumPy's file format."""
     try:
         inflating = zlib.decompressobj()
         content = inflating.decompress(base64.b64decode(text, validate=True), MOST_PACKED)
@@ -491,9 +484,9 @@ def _unpacked(text: str) -> np.ndarray:
             raise Refused(f"a packed array of more than {MOST_PACKED} bytes")
         found = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, OSError, EOFError, zlib.error, MemoryError) as error:
-        raise Refused(f"a packed array that is none: {error}") from error
+        raise Refused(f"an invalid packed array: {error}") from error
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
-        raise Refused("a packed array that has no plain numbers")
+        raise Refused("a packed array without plain numbers")
     return found
 
 
@@ -512,7 +505,7 @@ def limit(seconds: int, megabytes: int) -> None:
 
 
 def convert(content: bytes, folder: str) -> None:
-    """Writes what a pickle holds into a folder."""
+    """Writes the content of a pickle into a folder."""
     writer = Writer()
     found = writer.json(Machine(content).run())
     np.savez(os.path.join(folder, "arrays.npz"), **writer.arrays)  # type: ignore[arg-type]
@@ -520,7 +513,7 @@ def convert(content: bytes, folder: str) -> None:
 
 
 def main() -> NoReturn:
-    """Does what the command line says; exit status 3 for what is refused."""
+    """Runs the command line; the exit status is 3 for refused content."""
     folder, seconds, megabytes = sys.argv[1:]
     limit(int(seconds), int(megabytes))
     try:

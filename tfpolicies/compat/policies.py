@@ -1,4 +1,4 @@
-"""A policy that ported scripts import from RLlib's examples."""
+"""`RandomPolicy`, which ported scripts import from RLlib's examples."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from tfpolicies.policy.policy import ActionBatch, Policy
 
 
 class RandomPolicy(Policy):
-    """Draws actions from its action space, whatever it sees, and learns nothing.
+    """Samples actions from its action space, ignores observations, and does not learn.
 
-    The setting `seed`, with the policy's id, fixes them. With `ignore_action_bounds`, actions of a
-    Box of floats are normally distributed, and taken for normalised ones if those are asked for.
+    The setting `seed` and the policy's id determine them. With `ignore_action_bounds`, actions of a
+    Box of floats are normally distributed, and count as normalised ones if the config normalises
+    actions.
 
     >>> from gymnasium import spaces
     >>> policy = RandomPolicy(spaces.Discrete(3), spaces.Discrete(2), {"seed": 0})
@@ -48,7 +49,7 @@ class RandomPolicy(Policy):
         *args: Any,
         **kwargs: Any,
     ) -> ActionBatch:
-        """Draws an action for each row of `obs_batch`."""
+        """Samples an action for each row of `obs_batch`."""
         del args, kwargs
         rows = len(next(iterate_leaves(obs_batch)))
         actions = batch([self._drawn_from.sample() for _ in range(rows)])

@@ -1,4 +1,4 @@
-"""What stood in the utilities of policies: one made by itself, ids checked."""
+"""RLlib's policy utilities: makes a single policy, and validates policy ids."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def create_policy_for_framework(
     session_creator: Callable[[], Any] | None = None,
     seed: int | None = None,
 ) -> Policy:
-    """Returns a new policy, which no map holds.
+    """Returns a new policy that is not part of a map.
 
     Args:
-        policy_id: its id, from which, with the seed, its weights and noise derive.
+        policy_id: its id; together with the seed it determines weights and noise.
         policy_class: its class.
         merged_config: its settings; missing ones get the class's defaults.
-        observation_space: as the environment has it.
-        action_space: likewise.
+        observation_space: the environment's.
+        action_space: the environment's.
         worker_index: enters the seed of the noise.
         session_creator: makes the session of a graph-mode policy.
-        seed: used where the config has none.
+        seed: used if the config has none.
 
     Raises:
         ConfigError: for an invalid id, or wrong settings.
@@ -42,7 +42,7 @@ def create_policy_for_framework(
     in_tensorflow = issubclass(policy_class, TFPolicy)
     if isinstance(merged_config, AlgorithmConfig) and in_tensorflow:
         config = merged_config.settings_for(policy_class.config_class)  # type: ignore[attr-defined]
-        config.pop("framework", None)  # the class decides it
+        config.pop("framework", None)  # the class determines it
     else:
         config = dict(merged_config.items())
     if config.get("seed") is None and seed is not None:

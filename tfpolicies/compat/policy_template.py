@@ -1,4 +1,4 @@
-"""`build_tf_policy`: a policy class from functions instead of methods."""
+"""`build_tf_policy`: makes a policy class from functions instead of methods."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def build_tf_policy(
 ) -> Any:
     """Returns a subclass of `TFPolicy` whose methods are the given functions.
 
-    Each function gets the policy first and then what the method of `TFPolicy` gets. Those that are
-    traced see `policy.config` and no state of one policy; `docs/porting.md` tells which. The model
-    estimates values, so a loss may ask for `model.value_function()`.
+    Each function gets the policy first, and then the arguments of the method of `TFPolicy`. Traced
+    functions can read `policy.config`, but not the state of one policy; `docs/porting.md` lists
+    them. The model estimates values, so a loss may call `model.value_function()`.
 
     Args:
         name: the class's name.
         loss_fn: `(policy, model, dist_class, train_batch)`: the loss; None for policies that only
             act.
-        get_default_config: gives a dict, or an `AlgorithmConfig`, of default settings. Settings
-            that `AlgorithmConfig` lacks become the class's own: numbers hyper-parameters, others
-            static.
+        get_default_config: returns a dict, or an `AlgorithmConfig`, of default settings. Settings
+            that `AlgorithmConfig` lacks become settings of the class: numbers are hyper-parameters,
+            others are static.
         postprocess_fn: `(policy, sample_batch, other_agent_batches, episode)`: the batch.
         stats_fn: `(policy, train_batch)`: scalar tensors by name.
         optimizer_fn: `(policy, config)`: a Keras optimizer.
@@ -62,17 +62,18 @@ def build_tf_policy(
         apply_gradients_fn: `(policy, optimizer, grads)`.
         grad_stats_fn: `(policy, train_batch, grads)`: scalar tensors by name.
         extra_action_out_fn: `(policy)`: tensors `[N, ...]` by name. `policy.model` has
-            `value_function()` and `last_output()` there.
+            `value_function()` and `last_output()` in it.
         extra_learn_fetches_fn: `(policy)`: tensors by name.
         validate_spaces: `(policy, observation_space, action_space, config)`; raises.
-        before_init: `(policy, observation_space, action_space, config)`, before all else.
-        before_loss_init: the same, after the policy was made.
-        after_init: the same, last.
+        before_init: `(policy, observation_space, action_space, config)`, called first.
+        before_loss_init: the same arguments, called after the policy was made.
+        after_init: the same arguments, called last.
         make_model: `(policy, observation_space, action_space, config)`: a new Keras model or
-            `TFModelV2`. The observation space is the one that a `TFModelV2` is told.
+            `TFModelV2`. The observation space is the one that a `TFModelV2` gets.
         action_sampler_fn: `(policy, model, **inputs)`, see `PolicyKind.action_sampler_fn`.
-        action_distribution_fn: `(policy, model, **inputs)`, likewise.
-        mixins: further bases, before `TFPolicy`; their constructors are not called.
+        action_distribution_fn: `(policy, model, **inputs)`, see
+            `PolicyKind.action_distribution_fn`.
+        mixins: further base classes, before `TFPolicy`; their constructors are not called.
         get_batch_divisibility_req: `(policy)`: a number.
 
     Raises:
@@ -109,7 +110,7 @@ _DIRECT = (
     *("extra_action_out_fn", "extra_learn_fetches_fn", "validate_spaces"),
     *("action_sampler_fn", "action_distribution_fn", "get_batch_divisibility_req"),
 )
-"""The functions that are methods under their own names."""
+"""Functions that become methods of the same name."""
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +154,7 @@ def _constructor(before: Hook, before_loss: Hook, after: Hook) -> Callable[..., 
 
 
 def _settings(name: str, default: Any) -> dict[str, Any]:
-    """Returns the members of a policy class that follow from its default settings."""
+    """Returns the members of a policy class that its default settings determine."""
     if isinstance(default, AlgorithmConfig):
         base: Any = type(default)
         default = default.to_dict()

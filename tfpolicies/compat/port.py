@@ -1,7 +1,7 @@
 """`tfpolicies port`: changes the imports of scripts written for RLlib, and nothing else.
 
-Python's own parser finds the imports, which are replaced byte by byte where they stand. The result
-is parsed again, and has to be the old script in all but the imports that were meant.
+Python's parser finds the imports, which are replaced in place, byte by byte. The result
+is parsed again, and must equal the old script except for the replaced imports.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tfpolicies.system.regular_files import read_regular
 
 SUMMARY = "change the imports of scripts that were written for RLlib"
 _HOOK = "tfpolicies.compat"
-_FOREIGN = ("ray.rllib", "ray.tune.registry")  # of these nothing should stay
-_AIR = "ray.air"  # of which newer Rays have less and less
+_FOREIGN = ("ray.rllib", "ray.tune.registry")  # none of their names should remain
+_AIR = "ray.air"  # newer versions of Ray remove more and more of it
 _MENTIONED = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
 
 
 class Remark(NamedTuple):
-    """A name of RLlib that stays."""
+    """A name of RLlib that is not replaced."""
 
     line: int
     name: str  # with its module
@@ -38,14 +38,14 @@ class Remark(NamedTuple):
 
 
 class Ported(NamedTuple):
-    """A script with its imports changed."""
+    """A script with replaced imports."""
 
     source: bytes
     remarks: list[Remark]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the words of the command."""
+    """Adds the command's arguments."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="a Python script")
     parser.add_argument(
         "--check",
@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ports files where they are, once all of them are understood; returns the exit status.
+    """Ports files in place, after all of them were parsed; returns the exit status.
 
     Raises:
         OSError: if one cannot be read or written.
-        UsageError: if one is no Python, or cannot be changed safely.
+        UsageError: if one is not a Python script, or cannot be changed safely.
     """
     paths = {name: resolve_path(name) for name in args.files}
     old = {name: read_regular(path) for name, path in paths.items()}
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
         if args.diff:
             print(_diff(name, old[name], new[name].source), end="")
         elif not args.check:
-            paths[name].write_bytes(new[name].source)  # in place: modes and links stay
+            paths[name].write_bytes(new[name].source)  # in place: keeps modes and links
     for name, (_, remarks) in new.items():
         for line, what, advice in remarks:
-            print(f"{name}:{line}: {what} stays: {advice}")
+            print(f"{name}:{line}: {what} was not changed: {advice}")
     verb = "would change" if args.check or args.diff else "changed"
     print(f"{verb.capitalize()}: {len(changed)} of {len(new)}.")
     stay = [remark for _, remarks in new.values() for remark in remarks]
@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def port(source: bytes, name: str = "the script") -> Ported:
-    """Returns a script with imports of this package in place of RLlib's.
+    """Returns a script that imports this package in place of RLlib.
 
     Args:
-        source: of the script, in any encoding that Python reads.
-        name: of the script, for messages.
+        source: the script, in any encoding that Python reads.
+        name: the script's name, for messages.
 
     Raises:
-        UsageError: if it is no Python, or if more would change than imports.
+        UsageError: if it is not a Python script, or if more than imports would change.
     """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
@@ -97,8 +97,8 @@ def port(source: bytes, name: str = "the script") -> Ported:
         script.require_same(_Script(new))
     except (SyntaxError, ValueError) as error:
         raise UsageError(
-            f"{name} cannot be ported: {error}. Give a Python script; an import that is written in "
-            "an unusual way is best changed by hand."
+            f"{name} cannot be ported: {error}. Give a Python script; change an import of unusual "
+            "form by hand."
         ) from error
     return Ported(new.decode().encode(encoding), sorted(script.remarks()))
 
@@ -111,7 +111,7 @@ def _diff(name: str, old: bytes, new: bytes) -> str:
 class _Import(NamedTuple):
     module: str
     name: str  # "" for the module itself
-    bound: str  # what the script calls it; "" for `import a.b`
+    bound: str  # its name in the script; "" for `import a.b`
 
     @property
     def full(self) -> str:
@@ -127,12 +127,12 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[_Import]:
 
 def _parsed(source: bytes) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is odd in a script is not for us to say
+        warnings.simplefilter("ignore")  # warnings about the user's script do not matter here
         return ast.parse(source.decode())
 
 
 class _Script:
-    """A script, and what becomes of its imports.
+    """A script, and the replacements of its imports.
 
     Args:
         source: its text, in UTF-8.
@@ -147,10 +147,10 @@ class _Script:
         self.lines = [0, *(found.end() for found in re.finditer(rb"\r\n?|\n", source))]
         self.newline = b"\r\n" if b"\r\n" in source else b"\n"
 
-    # -- where names go ------------------------------------------------------------------------
+    # -- replacements --------------------------------------------------------------------------
 
     def place(self, old: _Import) -> _Import:
-        """Returns what is imported in place of something; the same where nothing is."""
+        """Returns the import that replaces another; the same one if there is none."""
         if not f"{old.module}.".startswith("ray."):
             return old
         if found := PLACES.get((old.module, old.name)):
@@ -162,14 +162,14 @@ class _Script:
         return _Import(package, name, old.bound) if package else old
 
     def home(self, module: str, bound: str) -> str:
-        """Returns the module in place of one of RLlib's; "" if none has all that is used of it."""
+        """Returns the module that replaces one of RLlib's; "" if none has all of its used names."""
         if module in MODULES and bound:
             return MODULES[module]
         homes = {PLACES.get((module, name), ("",))[0] for name in self.used(bound)}
         return homes.pop() if len(homes) == 1 else ""
 
     def used(self, bound: str) -> set[str]:
-        """Returns the attributes that are read of a name, with "" if it is used by itself."""
+        """Returns the attributes that are read from a name, with "" if it is used on its own."""
         attributes = {id(node.value): node.attr for node in self.attributes}
         names = (node for node in self.nodes if isinstance(node, ast.Name) and node.id == bound)
         return {attributes.get(id(node), "") for node in names}
@@ -177,7 +177,6 @@ class _Script:
     # -- the new text --------------------------------------------------------------------------
 
     def ported(self) -> bytes:
-        """Returns the text with the other imports."""
         new = self.source
         for node in sorted(self.imports, key=self.span, reverse=True):
             start, end = self.span(node)
@@ -185,20 +184,20 @@ class _Script:
         return new if new == self.source else _Script(new).hooked()
 
     def replaced(self, node: ast.Import | ast.ImportFrom) -> bytes:
-        """Returns the statements in place of one: one for each module that has some names."""
+        """Returns the statements that replace one: one for each module with some of its names."""
         start, end = self.span(node)
         places = [self.place(old) for old in _imported(node)]
         if places == _imported(node):
             return self.source[start:end]
         if isinstance(node, ast.Import):
             return self.with_names(node, places, start, end)
-        before = self.source[:start].rpartition(b"\n")[2]  # of its line
+        before = self.source[:start].rpartition(b"\n")[2]  # the start of its line
         joint = b"; " if before.strip() else self.newline + before
         modules = dict.fromkeys(place.module for place in places)
         return joint.join(self.part(node, places, module) for module in modules)
 
     def with_names(self, node: ast.Import, places: list[_Import], start: int, end: int) -> bytes:
-        """Returns an `import a as b, ...` of other modules."""
+        """Returns an `import a as b, ...` of the new modules."""
         text = b""
         for alias, place in zip(node.names, places, strict=True):
             first, last = self.span(alias)
@@ -207,7 +206,7 @@ class _Script:
         return text + self.source[start:end]
 
     def part(self, node: ast.ImportFrom, places: list[_Import], module: str) -> bytes:
-        """Returns the import of those names that go to a module, with the comments beside them."""
+        """Returns the import of the names that one module has, with the comments next to them."""
         start, end = self.span(node)
         firsts, lasts = zip(*map(self.span, node.names), strict=True)
         in_brackets = self.source[lasts[-1] : end].endswith(b")")
@@ -222,13 +221,13 @@ class _Script:
             for i, place in enumerate(places)
             if place.module == module
         )
-        if places[-1].module != module:  # then a comma is left
+        if places[-1].module != module:  # remove the remaining comma
             body = re.sub(rb",[ \t]*\Z" if in_brackets else rb",[\s\\]*\Z", b"", body)
         body = body if head.endswith(b"\n") else body.lstrip()
         return head + body + self.source[cuts[-1] : end]
 
     def written(self, alias: ast.alias, place: _Import) -> bytes:
-        """Returns a name as it is imported now: as it stood, if it has not changed."""
+        """Returns the text of an imported name; the original text if it has not changed."""
         start, end = self.span(alias)
         name = place.name or place.module
         if name == alias.name:
@@ -236,7 +235,7 @@ class _Script:
         return (name if name == place.bound else f"{name} as {place.bound}").encode()
 
     def hooked(self) -> bytes:
-        """Returns the text with an import of `compat`, if nothing else makes its names known."""
+        """Returns the text, with an import of `compat` if its attributes need one."""
         top = (old for node in self.imports if node in self.tree.body for old in _imported(node))
         hidden = (node.attr in ATTRIBUTES or node.attr[:6] == "_mean_" for node in self.attributes)
         if not any(hidden) or any(f"{old.full}.".startswith(f"{_HOOK}.") for old in top):
@@ -248,15 +247,14 @@ class _Script:
         return self.source[:place] + hook + self.source[place:]
 
     def span(self, node: ast.stmt | ast.alias) -> tuple[int, int]:
-        """Returns where a node begins and ends."""
         last, column = node.end_lineno or node.lineno, node.end_col_offset or 0
         return self.lines[node.lineno - 1] + node.col_offset, self.lines[last - 1] + column
 
     def require_same(self, new: _Script) -> None:
-        """Compares with the script that was made of this one.
+        """Compares the script with its ported version.
 
         Raises:
-            ValueError: if anything differs but the imports that were meant to.
+            ValueError: if anything differs except the intended imports.
         """
         meant = Counter(self.place(old) for node in self.imports for old in _imported(node))
         found = Counter(old for node in new.imports for old in _imported(node))
@@ -265,13 +263,12 @@ class _Script:
             raise ValueError("its imports are written in a way that cannot be changed safely")
 
     def rest(self) -> str:
-        """Returns the structure of all but the imports."""
         return ast.dump(_NoImports().visit(_parsed(self.source)))
 
-    # -- what is said --------------------------------------------------------------------------
+    # -- remarks -------------------------------------------------------------------------------
 
     def remarks(self) -> Iterator[Remark]:
-        """Yields what of RLlib stays, in imports and elsewhere."""
+        """Yields the names of RLlib that are not replaced, in imports and elsewhere."""
         for node in self.imports:
             for alias, old in zip(node.names, _imported(node), strict=True):
                 if old.full.startswith(_FOREIGN) or _AIR in (old.module, old.full):
@@ -284,7 +281,7 @@ class _Script:
                     yield Remark(found.lineno, text, _see(text))
 
     def left(self, old: _Import) -> Iterator[tuple[str, str]]:
-        """Yields what stays of an import, with advice: all of it, or what our module lacks."""
+        """Yields the names of an import that are not replaced, with advice."""
         if self.place(old) == old:
             yield old.full, _advice(old)
         elif old.full in MODULES:
@@ -294,7 +291,6 @@ class _Script:
 
 
 def _advice(old: _Import) -> str:
-    """Returns what to do about an import that stays."""
     if old.name == "*" or not old.bound:
         return f"write `from {old.module} import NAME`, and port it again"
     return f"{INSTEAD.get(old.name, '')} {_see(old.full)}".strip()
@@ -308,7 +304,7 @@ class _NoImports(ast.NodeTransformer):
 
 
 def _leads(node: ast.stmt) -> bool:
-    """Whether a statement has to come before all others: a docstring, or one of `__future__`."""
+    """Returns whether a statement must come first: a docstring, or an import from `__future__`."""
     if isinstance(node, ast.ImportFrom):
         return node.module == "__future__"
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,7 +1,7 @@
-"""Preprocessors under RLlib's names, for code that encodes by hand what it gives its own networks.
+"""RLlib's preprocessors, for code that encodes observations for its own networks.
 
-Policies and algorithms take observations as the environment gives them; policies also take what
-preprocessors make of them.
+Policies and algorithms take the environment's observations; policies also accept preprocessed
+ones.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from tfpolicies.models.spaces import batch_leaves, flat_size, leaves
 
 
 class Preprocessor:
-    """Makes arrays of observations; `get_preprocessor` finds the class for a space.
+    """Converts observations to arrays; `get_preprocessor` finds the class for a space.
 
     Args:
         obs_space: the environment's.
-        options: `model` settings; checked, and of no effect.
+        options: `model` settings; validated, but without effect.
 
     Attributes:
-        observation_space: of what `transform` returns; unless that is the space itself, its
-            attribute `original_space` is.
-        shape: of one observation in that space.
-        size: how many numbers it has.
+        observation_space: the space of the results of `transform`; if it differs from `obs_space`,
+            its attribute `original_space` is that space.
+        shape: the shape of one transformed observation.
+        size: the number of its elements.
 
     Raises:
-        SpaceError: if `obs_space` is no space that policies can use.
-        ModelSettingError: if an option is no model setting, or out of its range.
+        SpaceError: if policies cannot use `obs_space`.
+        ModelSettingError: if an option is not a model setting, or out of its range.
     """
 
     def __init__(self, obs_space: gym.Space, options: Mapping[str, Any] | None = None) -> None:
         if not isinstance(obs_space, gym.Space):
             raise SpaceError(
-                f"obs_space must be a gymnasium.Space, got {obs_space!r:.200}. Give that of the "
-                "environment."
+                f"obs_space must be a gymnasium.Space, got {obs_space!r:.200}. Give the "
+                "environment's."
             )
         model_settings(options or {})
         self._leaves = leaves(obs_space)
@@ -60,7 +60,7 @@ class Preprocessor:
         return self.transform_batch(with_batch_axis(observation))[0]
 
     def transform_batch(self, observations: Any) -> np.ndarray:
-        """Returns observations `[N, ...]`, nested as the space is, as `[N, *shape]`.
+        """Returns observations `[N, ...]`, nested like the space, as `[N, *shape]`.
 
         Raises:
             ObservationError: if they do not fit the space.
@@ -68,7 +68,7 @@ class Preprocessor:
         return self._encoded(batch_leaves(self._leaves, observations, "observations"))
 
     def _told(self, space: gym.Space) -> gym.Space:
-        """Returns the space of what `_encoded` returns."""
+        """Returns the space of the results of `_encoded`."""
         return space
 
     def _encoded(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -77,19 +77,19 @@ class Preprocessor:
 
 
 class NoPreprocessor(Preprocessor):
-    """Leaves observations as they are."""
+    """Returns observations unchanged."""
 
 
 class GenericPixelPreprocessor(NoPreprocessor):
-    """Leaves Atari frames as they are; environment wrappers crop, resize and stack them."""
+    """Returns Atari frames unchanged; environment wrappers crop, resize and stack them."""
 
 
 class AtariRamPreprocessor(NoPreprocessor):
-    """Leaves the memory of an Atari console as it is."""
+    """Returns the memory of an Atari console unchanged."""
 
 
 class MultiBinaryPreprocessor(Preprocessor):
-    """Makes bits float32."""
+    """Converts bits to float32."""
 
     def _told(self, space: gym.Space) -> gym.Space:
         return _made_of(space, spaces.Box(0.0, 1.0, space.shape or (), np.float32))
@@ -99,7 +99,7 @@ class MultiBinaryPreprocessor(Preprocessor):
 
 
 class _FlatteningPreprocessor(Preprocessor):
-    """Makes rows of float32: choices one-hot, and pixels from 0 to 255."""
+    """Concatenates observations to float32 rows: choices are one-hot, pixels from 0 to 255."""
 
     def _told(self, space: gym.Space) -> gym.Space:
         return preprocessed_space(space)
@@ -109,7 +109,7 @@ class _FlatteningPreprocessor(Preprocessor):
 
 
 class OneHotPreprocessor(_FlatteningPreprocessor):
-    """Makes Discrete and MultiDiscrete observations one-hot.
+    """One-hot encodes Discrete and MultiDiscrete observations.
 
     >>> OneHotPreprocessor(gym.spaces.Discrete(3)).transform(1)
     array([0., 1., 0.], dtype=float32)
@@ -117,11 +117,11 @@ class OneHotPreprocessor(_FlatteningPreprocessor):
 
 
 class TupleFlatteningPreprocessor(_FlatteningPreprocessor):
-    """Puts the parts of a Tuple, also of nested ones, in one row."""
+    """Concatenates the parts of a Tuple, also of nested ones, in one row."""
 
 
 class DictFlatteningPreprocessor(_FlatteningPreprocessor):
-    """Puts the parts of a Dict, in its own order, in one row."""
+    """Concatenates the parts of a Dict, in its own order, in one row."""
 
 
 _KINDS: dict[type[gym.Space], type[Preprocessor]] = {
@@ -146,12 +146,12 @@ def get_preprocessor(space: gym.Space, include_multi_binary: bool = False) -> ty
 
 
 def flat_space(space: gym.Space) -> gym.spaces.Box:
-    """Returns the space of observations that are encoded as rows of numbers."""
+    """Returns the space of flattened observations."""
     return gym.spaces.Box(-np.inf, np.inf, (sum(map(flat_size, leaves(space))),), np.float32)
 
 
 def preprocessed_space(space: gym.Space) -> gym.Space:
-    """Returns the space that a `TFModelV2` is told: a Box itself, else a flat one.
+    """Returns the space that a `TFModelV2` gets: a Box itself, otherwise a flat one.
 
     The flat one has the original in its attribute `original_space`.
 

@@ -1,11 +1,11 @@
-"""RLlib's replay buffers: items of one row or of many, kept in a list, drawn by the core's parts.
+"""RLlib's replay buffers: items of one or more rows in a list, sampled with the core's functions.
 
-They are for ported training loops that make buffers themselves. An item is what `storage_unit`
-says: a row ("timesteps"), a sequence, a whole episode, or what `add` was given ("fragments").
-`capacity` counts rows, whatever the items are. What these classes draw, weigh and refuse is as in
+They are for ported training loops that make buffers themselves. An item is defined by
+`storage_unit`: a row ("timesteps"), a sequence, a whole episode, or one argument of `add`
+("fragments"). `capacity` counts rows in all cases. Sampling, weights and errors are as in
 `tfpolicies.replay`, whose buffers keep columns of arrays and are much faster.
 
-Arguments that these classes do not know are ignored, as in RLlib.
+Unknown arguments are ignored, as in RLlib.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _COUNTERS = {
     "sampled_count": "_num_timesteps_sampled",
     "est_size_bytes": "_est_size_bytes",
 }
-"""By the name in statistics and states, the attribute that counts."""
+"""Attributes of counters, by their name in statistics and states."""
 
 
 class StorageUnit(Enum):
-    """What an item of a buffer is."""
+    """The unit of a buffer's items."""
 
     TIMESTEPS = "timesteps"
     SEQUENCES = "sequences"
@@ -52,25 +52,25 @@ class StorageUnit(Enum):
 
 
 class ReplayMode(Enum):
-    """Whether the rows of several policies are drawn apart, or those of the same steps together."""
+    """Modes of sampling rows of several policies: together by step, or independently."""
 
     LOCKSTEP = "lockstep"
     INDEPENDENT = "independent"
 
 
 class ReplayBuffer:
-    """Keeps the newest items, and draws them uniformly.
+    """Keeps the newest items, and samples them uniformly.
 
-    Once it was given `capacity` rows, it begins to write over items from the first one on.
+    Once `capacity` rows were added, items are overwritten, starting with the first one.
 
     Args:
-        capacity: how many rows are kept.
-        storage_unit: what an item is, a `StorageUnit` or its value.
-        seed: of the generator that chooses items; None draws one.
-        **ignored: nothing.
+        capacity: the number of rows to keep.
+        storage_unit: a `StorageUnit` or its value.
+        seed: the seed of sampling; None for a random one.
+        **ignored: has no effect.
 
     Attributes:
-        capacity: as given.
+        capacity: the number of rows to keep.
         storage_unit: a `StorageUnit`.
 
     Raises:
@@ -106,13 +106,13 @@ class ReplayBuffer:
         return len(self._storage)
 
     def add(self, batch: Any, weight: float | None = None, **ignored: Any) -> None:
-        """Copies the items of a `SampleBatch` or `MultiAgentBatch` in.
+        """Adds copies of the items of a `SampleBatch` or `MultiAgentBatch`.
 
         Args:
-            batch: postprocessed rows. With "episodes", those of episodes that it has no beginning
-                or no end of are left out.
-            weight: the priority of its items, where there are priorities.
-            **ignored: nothing.
+            batch: postprocessed rows. With "episodes", episodes without their first or last row are
+                skipped.
+            weight: the priority of its items, in a buffer with priorities.
+            **ignored: has no effect.
 
         Raises:
             BatchError: if it cannot be cut into items.
@@ -123,10 +123,10 @@ class ReplayBuffer:
                 self._put(item, weight)
 
     def sample(self, num_items: int, **ignored: Any) -> Any:
-        """Returns items one after the other in one batch, drawn with replacement.
+        """Returns items concatenated in one batch, sampled with replacement.
 
         Raises:
-            UsageError: if the buffer is empty, or `num_items` is no count.
+            UsageError: if the buffer is empty, or `num_items` is not a count.
         """
         del ignored
         self._require_items(num_items)
@@ -148,10 +148,10 @@ class ReplayBuffer:
         return {**state, "rng": encode_generator(self._rng)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `get_state` returned; the next samples are the same items again.
+        """Restores a state from `get_state`; the next samples are then the same.
 
         Raises:
-            CheckpointError: if `state` is of another class. Nothing is changed then.
+            CheckpointError: if `state` is from another class. Then nothing is changed.
         """
         if missing := [key for key in ReplayBuffer.get_state(self) if key not in state]:
             raise CheckpointError(f"The state of a {type(self).__name__} lacks {missing}.")
@@ -161,7 +161,6 @@ class ReplayBuffer:
             setattr(self, attribute, state[name])
 
     def _items(self, batch: Any) -> Sequence[Any]:
-        """Returns the items of a batch."""
         if self.storage_unit is StorageUnit.FRAGMENTS:
             return [batch]
         if self.storage_unit is StorageUnit.TIMESTEPS:
@@ -171,7 +170,7 @@ class ReplayBuffer:
         return [episode for episode in batch.split_by_episode() if _is_whole(episode)]
 
     def _put(self, item: Any, weight: float | None) -> None:
-        """Writes an item over the one whose turn it is."""
+        """Writes an item at the next index, over an older one if the buffer is full."""
         self._write(self._next_idx, item, weight)
         self._count(item)
         self._next_idx += 1
@@ -199,7 +198,6 @@ class ReplayBuffer:
             raise UsageError("An empty buffer has no items to sample. Call `add(batch)` first.")
 
     def _joined(self, places: np.ndarray) -> Any:
-        """Returns the items at some places in one batch of its own."""
         items = [self._storage[place] for place in places]
         batch = items[0].copy() if len(items) == 1 else concat_samples(items)
         self._num_timesteps_sampled += batch.count
@@ -207,13 +205,13 @@ class ReplayBuffer:
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
-    """Keeps the newest items, and draws them by their priorities; see `replay/prioritized.py`.
+    """Keeps the newest items, and samples them by priority; see `replay/prioritized.py`.
 
     Args:
-        capacity: how many rows are kept.
-        storage_unit: what an item is.
-        alpha: exponent of priorities; 0 draws uniformly.
-        **settings: as `ReplayBuffer` takes them.
+        capacity: the number of rows to keep.
+        storage_unit: a `StorageUnit` or its value.
+        alpha: exponent of priorities; 0 samples uniformly.
+        **settings: further arguments of `ReplayBuffer`.
     """
 
     def __init__(
@@ -230,13 +228,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Returns items with columns `weights` and `batch_indexes`, one entry per row.
 
         Args:
-            num_items: how many.
+            num_items: the number of items.
             beta: exponent of importance weights; 0 gives ones.
-            **ignored: nothing.
+            **ignored: has no effect.
 
         Raises:
-            UsageError: if the buffer is empty, or `num_items` is no count.
-            ConfigError: if `beta` is no number from 0.
+            UsageError: if the buffer is empty, or `num_items` is not a count.
+            ConfigError: if `beta` is not a number from 0.
         """
         del ignored
         self._require_items(num_items)
@@ -250,14 +248,14 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return batch
 
     def update_priorities(self, idxes: Any, priorities: Any) -> None:
-        """Sets the priorities of items; of an item that comes twice, the last one stays.
+        """Sets the priorities of items; if an item occurs twice, its last priority counts.
 
         Args:
             idxes: `[B]`, as in the column `batch_indexes`.
             priorities: `[B]`, finite and greater than 0.
 
         Raises:
-            UsageError: if they are not that. Nothing is changed then.
+            UsageError: if an argument has another form. Then nothing is changed.
         """
         self._priorities.update(*checked_indexes(idxes, priorities, len(self)))
 
@@ -266,10 +264,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**super().get_state(), "priorities": self._priorities.get_state(len(self))}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `get_state` returned.
+        """Restores a state from `get_state`.
 
         Raises:
-            CheckpointError: if `state` is of another class or alpha. Nothing is changed then.
+            CheckpointError: if `state` is from another class or alpha. Then nothing is changed.
         """
         filled = len(state.get("_storage", ()))
         self._priorities.checked(state.get("priorities"), filled)
@@ -282,26 +280,26 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class ReservoirReplayBuffer(ReplayBuffer):
-    """Keeps a uniform sample of all items it was ever given (Vitter 1985, algorithm R).
+    """Keeps a uniform sample of all added items (Vitter 1985, algorithm R).
 
-    Once it is full, item number n takes the place of a random one with probability k / n, where k
+    Once it is full, item number n replaces a random one with probability k / n, where k
     items are kept. Its arguments are those of `ReplayBuffer`.
     """
 
     _num_add_calls = _num_evicted = 0
 
     def stats(self, debug: bool = False) -> dict[str, Any]:
-        """Returns counters by name; `num_evicted` are items that others took the place of."""
+        """Returns counters by name; `num_evicted` counts replaced items."""
         own = {"num_evicted": self._num_evicted, "num_add_calls": self._num_add_calls}
         return {**super().stats(debug), **own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `get_state` returned; see `ReplayBuffer.set_state`."""
+        """Restores a state from `get_state`; see `ReplayBuffer.set_state`."""
         super().set_state(state)
         self._num_evicted, self._num_add_calls = state["num_evicted"], state["num_add_calls"]
 
     def _put(self, item: Any, weight: float | None) -> None:
-        """Writes an item behind the others, or over a random one, or not at all."""
+        """Appends an item, or writes it over a random one, or drops it."""
         self._count(item)
         self._num_add_calls += 1
         if self._num_timesteps_added <= self.capacity:
@@ -318,26 +316,27 @@ class MultiAgentReplayBuffer(ReplayBuffer):
     """A buffer of items for each policy, made when its first rows arrive.
 
     Args:
-        capacity: how many rows of each policy are kept.
-        storage_unit: what an item is.
+        capacity: the number of rows to keep for each policy.
+        storage_unit: a `StorageUnit` or its value.
         num_shards: must be 1.
-        replay_mode: "independent"; or "lockstep", where an item is what all policies did in one
-            step, and all of it is drawn together.
-        replay_sequence_override: with "sequences": whether those that are longer are cut.
-        replay_sequence_length: with "sequences": the rows of the longest one that is not.
+        replay_mode: "independent"; or "lockstep": an item has the rows of all policies in one
+            step, which are sampled together.
+        replay_sequence_override: with "sequences": whether longer ones are cut.
+        replay_sequence_length: with "sequences": the longest one that is not cut.
         replay_burn_in: must be 0.
-        replay_zero_init_states: with "sequences": whether each begins with a memory of zeros.
+        replay_zero_init_states: with "sequences": whether each begins with a state of zeros.
         underlying_buffer_config: `{"type": ..., ...}`: class or name of each policy's buffer, and
-            its arguments, those of `sample` too.
-        seed: of all buffers; each policy's also depends on its id.
-        **ignored: nothing.
+            its arguments, including those of `sample`.
+        seed: the seed of all buffers; each policy's also depends on its id.
+        **ignored: has no effect.
 
     Attributes:
-        replay_buffers: each policy's buffer by its id; of "lockstep", one by "__all__".
+        replay_buffers: each policy's buffer by its id; in "lockstep", one by "__all__".
         replay_mode: a `ReplayMode`.
 
     Raises:
-        UsageError: if an argument is out of range, or "lockstep" is to keep sequences or episodes.
+        UsageError: if an argument is out of range, or "lockstep" is combined with sequences or
+            episodes.
     """
 
     def __init__(
@@ -378,7 +377,7 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         return sum(len(buffer) for buffer in self.replay_buffers.values())
 
     def add(self, batch: Any, weight: float | None = None, **given: Any) -> None:
-        """Copies the items of each policy in; a `SampleBatch` is the default policy's.
+        """Adds copies of each policy's items; a `SampleBatch` belongs to the default policy.
 
         Raises:
             BatchError: if a batch cannot be cut into items.
@@ -394,12 +393,12 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         self._num_added += multi.count
 
     def sample(self, num_items: int, policy_id: Any = None, **given: Any) -> MultiAgentBatch:
-        """Returns items of one policy, or as many of each.
+        """Returns items of one policy, or the same number of each.
 
         Args:
-            num_items: how many.
-            policy_id: whose; None for all policies, as it must be in "lockstep".
-            **given: what the policy's buffer takes beside it.
+            num_items: the number of items.
+            policy_id: a policy; None for all policies, as it must be in "lockstep".
+            **given: further arguments of the policy's buffer.
 
         Raises:
             UnknownPolicyError: if no rows of this policy were added.
@@ -409,12 +408,12 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         buffers = self.replay_buffers
         if self.replay_mode is ReplayMode.LOCKSTEP:
             if policy_id is not None:
-                raise UsageError("In 'lockstep' all policies are drawn: leave policy_id out.")
+                raise UsageError("In 'lockstep' all policies are sampled: leave policy_id out.")
             return buffers[_ALL_POLICIES].sample(num_items, **given)
         chosen = [*buffers] if policy_id is None else [policy_id]
         if unknown := [name for name in chosen if name not in buffers]:
             raise UnknownPolicyError(
-                f"No rows of a policy {unknown[0]!r} were added; there are rows of {[*buffers]}."
+                f"No rows of a policy {unknown[0]!r} were added; policies with rows: {[*buffers]}."
             )
         drawn = {name: buffers[name].sample(num_items, **given) for name in chosen}
         return MultiAgentBatch(drawn, sum(batch.count for batch in drawn.values()))
@@ -429,10 +428,10 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         return {"num_added": self._num_added, "entropy": self._entropy, "replay_buffers": states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `get_state` returned.
+        """Restores a state from `get_state`.
 
         Raises:
-            CheckpointError: if `state` is of buffers of another class. Nothing is changed then.
+            CheckpointError: if `state` is from buffers of another class. Then nothing is changed.
         """
         if missing := {"num_added", "entropy", "replay_buffers"} - state.keys():
             raise CheckpointError(f"The state of a {type(self).__name__} lacks {sorted(missing)}.")
@@ -448,7 +447,6 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         return super()._items(batch)
 
     def _weight(self, item: Any, weight: float | None) -> float | None:
-        """Returns the priority of an item."""
         del item
         return weight
 
@@ -462,16 +460,16 @@ class MultiAgentReplayBuffer(ReplayBuffer):
 class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
     """A `PrioritizedReplayBuffer` for each policy.
 
-    An item whose rows have `weights` gets their mean as its priority, unless `add` is given one.
+    If the rows of an item have `weights`, their mean is its priority, unless `add` is given one.
 
     Args:
-        capacity: how many rows of each policy are kept.
-        storage_unit: what an item is.
+        capacity: the number of rows to keep for each policy.
+        storage_unit: a `StorageUnit` or its value.
         prioritized_replay_alpha: exponent of priorities.
         prioritized_replay_beta: exponent of importance weights.
-        prioritized_replay_eps: what `update_priorities` adds to absolute errors.
+        prioritized_replay_eps: added to absolute errors by `update_priorities`.
         underlying_buffer_config: replaces the buffers with these exponents.
-        **settings: as `MultiAgentReplayBuffer` takes them.
+        **settings: further arguments of `MultiAgentReplayBuffer`.
     """
 
     def __init__(
@@ -515,7 +513,7 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
 
 
 class _Buffers(dict[Any, Any]):
-    """Buffers by policy id, made when they are asked for."""
+    """Buffers by policy id, made on first use."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -528,12 +526,12 @@ class _Buffers(dict[Any, Any]):
 def _sequences(
     batch: SampleBatch, longest: int | None = None, *, zero_memory: bool = False
 ) -> list[SampleBatch]:
-    """Returns the sequences of a batch, cut where they are longer than `longest`."""
+    """Returns the sequences of a batch, cut to at most `longest` rows."""
     if SEQ_LENS not in batch or batch.layout.is_rectangular:
         raise BatchError(
             f"storage_unit='sequences' needs sequences that are not padded, by {SEQ_LENS!r}, but "
             f"the batch is {batch!r}, {batch.layout}. Use 'timesteps' or 'fragments', or a batch "
-            "of a policy with a memory."
+            "of a recurrent policy."
         )
     found, start = [], 0
     for i, length in enumerate(batch[SEQ_LENS].tolist()):
@@ -545,7 +543,7 @@ def _sequences(
 
 
 def _sequence(batch: SampleBatch, i: int, rows: slice, *, zero_memory: bool) -> SampleBatch:
-    """Returns some rows of sequence `i`, which begin with the memory that it begins with."""
+    """Returns some rows of sequence `i`, with its initial state or zeros."""
     columns = {}
     for name, column, per_sequence in by_axis(batch):
         taken = slice(i, i + 1) if per_sequence else rows
@@ -557,14 +555,14 @@ def _sequence(batch: SampleBatch, i: int, rows: slice, *, zero_memory: bool) -> 
 
 
 def _is_whole(episode: SampleBatch) -> bool:
-    """Whether rows are an episode from its first to its last step, as far as they tell."""
+    """Returns whether rows are a complete episode, as far as their columns show it."""
     starts = np.ravel(episode.get(SampleBatch.T, [0]))[0] == 0
     terminated = episode.get(SampleBatch.TERMINATEDS, [True])[-1]
     return bool(starts and (terminated or episode.get(SampleBatch.TRUNCATEDS, [False])[-1]))
 
 
 def _rows(item: SampleBatch) -> int:
-    """Returns how many entries columns of an item have, with what pads it."""
+    """Returns the number of entries in an item's columns, including padding."""
     lengths = item.get(SEQ_LENS) if item.layout.is_rectangular else None
     return item.count if lengths is None else len(lengths) * int(item.max_seq_len or 0)
 
@@ -578,10 +576,10 @@ def _member(kind: type[Any], name: str, value: Any) -> Any:
 
 
 def _class_of(kind: Any) -> type[Any]:
-    """Returns a class of buffers by itself or by its name, with any path in front.
+    """Returns a buffer class, given itself or its name, with or without a module path.
 
     Raises:
-        UsageError: for a name of none.
+        UsageError: for an unknown name.
     """
     kinds = (ReplayBuffer, PrioritizedReplayBuffer, ReservoirReplayBuffer)
     known = {each.__name__: each for each in kinds}

@@ -1,4 +1,4 @@
-"""Gives the places of RLlib's names in this package, by the table that the guide shows."""
+"""Maps RLlib's names to those of this package, by the table in the porting guide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MODULE = re.compile(r"tfpolicies\.(algorithms\.\w+|compat\.tune)")
 
 
 def _imports() -> Iterator[tuple[str, str, str]]:
-    """Yields what is imported from Ray: its name, its place here ("" for none), and a remark."""
+    """Yields names to import from Ray: name, replacement ("" for none), and a remark."""
     for row in read_table(RLLIB):
         for name in row.names:
             if name.startswith("ray."):
@@ -27,17 +27,17 @@ def _parts(name: str) -> tuple[str, str]:
 _PLACES = {name: place for name, place, _ in _imports() if place}
 
 MODULES = {name: place for name, place in _PLACES.items() if _MODULE.fullmatch(place)}
-"""Modules that are one here, too."""
+"""RLlib's modules that a whole module replaces."""
 
 PLACES = {_parts(name): _parts(place) for name, place in _PLACES.items() if name not in MODULES}
-"""By RLlib's module and name, the module and name here."""
+"""The module and name in this package, by RLlib's module and name."""
 
 INSTEAD = {
     _parts(name)[1]: remark
     for name, place, remark in _imports()
     if not place and remark.startswith(("Use ", "Set "))
 }
-"""By name, what to do about those of RLlib that are not here."""
+"""Advice about RLlib's names without a replacement, by name."""
 
 _ATTRIBUTES = """
 _counters _create_exploration add_workers as_eager as_serializable assert_healthy batch_builder
@@ -51,7 +51,7 @@ save_checkpoint serialize started step to_dict total_train_batch_size variables 
 """
 
 ATTRIBUTES = frozenset(_ATTRIBUTES.split())
-"""Names of attributes that only `RLlibExtension` adds to objects of the core."""
+"""Names of the attributes that `RLlibExtension` adds to objects of the core."""
 
 SECTIONS = {
     "ray.rllib": "Names",
@@ -75,11 +75,11 @@ SECTIONS = {
     "ray.train": "Ray Tune",
     "ray.tune": "Ray Tune",
 }
-"""The section of `docs/porting.md` for what has no place here, by the beginning of its module."""
+"""Sections of `docs/porting.md` about names without a replacement, by module prefix."""
 
 
 def section_for(module: str) -> str:
-    """Returns the section of the guide for a module of RLlib.
+    """Returns the section of the porting guide for a module of RLlib.
 
     >>> section_for("ray.rllib.models.tf.attention_net"), section_for("ray.rllib.core")
     ('A custom model', 'Not offered')

@@ -1,9 +1,10 @@
-"""RLlib's default networks as models of the catalog: which layer is which, and in what order.
+"""Maps RLlib's default networks to models of the catalog: layers and the order of their weights.
 
-Graph policies keep weights by name. Eager ones keep a list, in the order in which Keras 2 lists the
-layers of a functional model: by their distance from the outputs, the largest first, and at one
-distance those of the actor first. Names that depend on what else a process has built (`dense_6`,
-`fc_1_2`) say nothing; where there are any, graph policies go by the same order.
+Graph policies store weights by name. Eager policies store a list, in the order in which Keras 2
+lists the layers of a functional model: by their distance from the outputs, the largest first, and
+at the same distance those of the actor first. Names that depend on other layers built in the
+process (`dense_6`, `fc_1_2`) are ambiguous; if there are any, graph policies are also read by
+order.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ _FILTERS: dict[tuple[int, ...], list[list[int]]] = {
     (42, 42): [[16, 4, 2], [32, 4, 2], [256, 11, 1]],
     (10, 10): [[16, 5, 2], [32, 5, 2]],
 }
-"""RLlib's convolutions where a config names none, by height and width."""
+"""RLlib's default convolutions, by height and width of the image."""
 
 _LSTM = ("kernel", "recurrent_kernel", "bias")
 _NOISY = ("kernel_sigma", "bias_sigma", "kernel", "bias")
 _LOG_STD, _LOG_ALPHA = "log_std", "log_alpha"
-_OF_VALUE = ("fc_value_", "conv_value_", "value_out")  # how layers of the value alone begin
-_FEATURES = 256  # units before DQN's heads where `fcnet_hiddens` names none
-_WHITE = 255.0  # by which images are divided here, and not in RLlib
-_PIXELS = ("conv_out", "conv_value_out")  # convolutions that are dense layers here
+_OF_VALUE = ("fc_value_", "conv_value_", "value_out")  # prefixes of layers that only the value has
+_FEATURES = 256  # units before DQN's heads if `fcnet_hiddens` is empty
+_WHITE = 255.0  # this package divides images by it, RLlib does not
+_PIXELS = ("conv_out", "conv_value_out")  # convolutions that are dense layers in this package
 
-Path = list[str | None]  # names of layers from input to output; None for one without weights
+Path = list[str | None]  # layer names from input to output; None for one without weights
 
 
 class Network(NamedTuple):
     """One of RLlib's networks.
 
     Attributes:
-        settings: of the `model` config that builds it here.
+        settings: the `model` config that builds it in this package.
         order: the names of its layers in the order of an eager policy's weights.
-        ours: the name of each layer here; one that is not among them is of no use.
-        scaled: the layers that read an image of 0 to 255, which is one of 0 to 1 here.
+        ours: the name of each layer in this package; other layers are not imported.
+        scaled: the layers that read an image of 0 to 255 in RLlib, and of 0 to 1 in this package.
         noisy: the noisy layers.
-        is_named: whether the names of a graph policy tell the layers apart.
+        is_named: whether the names in a graph policy identify the layers.
     """
 
     settings: dict[str, Any]
@@ -66,7 +67,7 @@ class Network(NamedTuple):
         return [(layer, role) for layer in self.order for role in self.roles(layer)]
 
     def roles(self, layer: str) -> Sequence[str]:
-        """Returns the names that the arrays of a layer have here, in order."""
+        """Returns the names of a layer's arrays in this package, in order."""
         if layer in (_LOG_STD, _LOG_ALPHA):
             return (layer,)
         return _LSTM if layer == "lstm" else _NOISY if layer in self.noisy else ("kernel", "bias")
@@ -77,15 +78,15 @@ TEMPERATURE = Network({}, [_LOG_ALPHA], {_LOG_ALPHA: "temperature"}, is_named=Fa
 
 
 def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
-    """Returns the network that RLlib makes of a `model` config.
+    """Returns the network that RLlib makes from a `model` config.
 
     Args:
         model: the whole `model` config of a checkpoint.
-        seen: the space of what its model reads, with the `original_space` that it is made of.
+        seen: the space of the model's inputs, with the `original_space` that it was made from.
         acted: the space of actions.
 
     Raises:
-        CheckpointError: if it is none that can be built here; the message names what is not.
+        CheckpointError: if it cannot be built in this package; the message names the reason.
     """
     require_default(model)
     if not isinstance(seen, spaces.Box) or len(seen.shape) not in (1, 3):
@@ -96,11 +97,11 @@ def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
 
 
 def require_default(model: Mapping[str, Any]) -> None:
-    """Checks that a `model` config asks for one of RLlib's own networks, with plain values.
+    """Checks that a `model` config describes one of RLlib's own networks, with valid values.
 
     Raises:
-        CheckpointError: if it asks for another one.
-        ModelSettingError: if a setting has a value that is none here.
+        CheckpointError: if it describes another one.
+        ModelSettingError: if a setting has an invalid value.
     """
     for name in ("custom_model", "custom_preprocessor", "custom_action_dist", "use_attention"):
         if not is_nothing(model.get(name)):
@@ -109,7 +110,7 @@ def require_default(model: Mapping[str, Any]) -> None:
 
 
 def unsupported(piece: str) -> CheckpointError:
-    """Returns the error for what cannot be built here."""
+    """Returns the error for a part that cannot be imported."""
     return CheckpointError(
         f"The checkpoint needs {piece}, which cannot be imported. Build the network in Keras, and "
         "give its weights to `policy.import_model_from_h5`."
@@ -117,7 +118,7 @@ def unsupported(piece: str) -> CheckpointError:
 
 
 def _require_plain(original: spaces.Space, seen: spaces.Box) -> None:
-    """Checks that RLlib flattened observations as is done here."""
+    """Checks that RLlib flattened observations in the same way as this package."""
     if original is seen:
         return
     if isinstance(original, spaces.Box):
@@ -128,7 +129,8 @@ def _require_plain(original: spaces.Space, seen: spaces.Box) -> None:
             raise unsupported(f"the ComplexInputNetwork for {leaf.name('obs')} {leaf.shape}")
     if sum(map(flat_size, found)) != seen.shape[0]:
         raise CheckpointError(
-            f"The checkpoint's observations are flattened to {seen.shape}, which {original} is not."
+            f"The checkpoint's observations are flattened to {seen.shape}, which does not match "
+            f"{original}."
         )
 
 
@@ -173,7 +175,7 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
     if post and not (shared or wrapped):
         raise unsupported("a VisionNetwork with post_fcnet_hiddens whose value shares no layers")
     convolutions = [f"conv{i + 1}" for i in range(len(filters))]
-    # of the dense layers of the actor some are convolutions of one pixel
+    # some dense layers of the actor are convolutions of one pixel
     first = not wrapped
     behind = ["conv_out"] * first + [f"post_fcnet_{i + first}" for i in range(len(post))]
     actor: Path = [*convolutions, *[None] * wrapped, *behind]
@@ -196,7 +198,7 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
     return Network(settings, _keras_order(actor, value), ours, frozenset(scaled))
 
 
-# -- memory ---------------------------------------------------------------------------------------
+# -- recurrent networks ---------------------------------------------------------------------------
 
 
 def _behind_lstm(model: Mapping[str, Any], inner: Network) -> Network:
@@ -206,7 +208,7 @@ def _behind_lstm(model: Mapping[str, Any], inner: Network) -> Network:
 
 
 def _keras_order(actor: Path, value: Path) -> list[str]:
-    """Returns the layers of two towers as Keras 2 lists them; what both share is in `actor`."""
+    """Returns the layers of two towers in the order of Keras 2; `actor` has the shared layers."""
     placed = [
         (len(path) - i, tower, name)
         for tower, path in enumerate((actor, value))
@@ -225,14 +227,14 @@ def q_network_of(
     """Returns the network of RLlib's DQN.
 
     Args:
-        heads: what is behind its encoder.
+        heads: the heads after its encoder.
         model: its whole `model` config.
         seen: as in `network_of`.
-        acted: likewise.
+        acted: as in `network_of`.
 
     Raises:
-        CheckpointError: if it is none that can be built here; the message names what is not.
-        ModelSettingError: if a setting has a value that is none here.
+        CheckpointError: if it cannot be built in this package; the message names the reason.
+        ModelSettingError: if a setting has an invalid value.
     """
     if not heads.hiddens:
         if heads.noisy or heads.dueling or heads.num_atoms > 1:
@@ -243,7 +245,7 @@ def q_network_of(
         f"{head}_{i}"
         for head in (("advantage", "value") if heads.dueling else ("q",))
         for i in [*range(1, len(heads.hiddens) + 1), "out"]
-    ]  # as they are called here
+    ]  # names in this package
     named = {f"heads/{layer}": layer for layer in layers}
     return encoder._replace(
         order=[*encoder.order, *named],
@@ -255,17 +257,17 @@ def q_network_of(
 def only_acting(
     model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space, output: str = "fc_out"
 ) -> Network:
-    """Returns a network whose value output is left out.
+    """Returns a network without its value output.
 
     Args:
         model: as in `network_of`.
-        seen: likewise.
-        acted: likewise.
-        output: what its last layer is called here.
+        seen: as in `network_of`.
+        acted: as in `network_of`.
+        output: the name of its last layer in this package.
 
     Raises:
-        CheckpointError: likewise.
-        ModelSettingError: likewise.
+        CheckpointError: as in `network_of`.
+        ModelSettingError: if a setting has an invalid value.
     """
     require_default(model)
     for name in ("use_lstm", "no_final_linear"):
@@ -286,9 +288,9 @@ def _without_value(found: Network, output: str) -> Network:
 
 
 def _encoder(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
-    """Returns what is before the heads of DQN.
+    """Returns the network before the heads of DQN.
 
-    The width of its last layer is the last of `fcnet_hiddens`, or 256.
+    The width of its last layer is the last entry of `fcnet_hiddens`, or 256.
     """
     plain = only_acting({**model, "no_final_linear": False}, seen, acted)
     hidden, post = [*model.get("fcnet_hiddens", ())], [*model.get("post_fcnet_hiddens", ())]
@@ -309,8 +311,8 @@ def _features_of_images(model: Mapping[str, Any], plain: Network, width: int) ->
 
     Args:
         model: the whole `model` config.
-        plain: the network with a layer of its own behind the convolutions.
-        width: how many features the last convolution gives instead.
+        plain: the network with an output layer after the convolutions.
+        width: the number of features of the last convolution instead.
     """
     filters = [*plain.settings["conv_filters"]]
     filters[-1] = [width, *filters[-1][1:]]
@@ -331,14 +333,14 @@ def _features_of_images(model: Mapping[str, Any], plain: Network, width: int) ->
 
 
 def weights_of(stored: Any, network: Network) -> KerasWeights:
-    """Returns the weights of a checkpoint, by the names that its layers have here.
+    """Returns the weights of a checkpoint by the names of the layers in this package.
 
     Args:
-        stored: arrays by name, as a graph policy has them, or a list, as an eager one has.
-        network: what they are of.
+        stored: arrays by name for a graph policy, or a list for an eager one.
+        network: the network of the weights.
 
     Raises:
-        CheckpointError: if they are not those of the network; the message names them.
+        CheckpointError: if they do not belong to the network; the message names them.
     """
     goes_by_name = isinstance(stored, Mapping) and network.is_named
     named = _by_name(stored, network) if goes_by_name else _by_order(stored, network)
@@ -351,7 +353,7 @@ def weights_of(stored: Any, network: Network) -> KerasWeights:
     return KerasWeights("RLlib's weights", layers)
 
 
-_Arrays = dict[str, np.ndarray]  # of a layer, by role
+_Arrays = dict[str, np.ndarray]  # a layer's arrays by role
 
 
 def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
@@ -362,13 +364,13 @@ def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
             wanted = f"{inner}/{role}".lstrip("/")
             hits = [key for key in stored if f"/{key}".endswith(f"/{wanted}")]
             if len(hits) != 1:
-                raise _not_of_network(f"{wanted!r} is there {len(hits)} times", [*map(str, stored)])
+                raise _not_of_network(f"{wanted!r} occurs {len(hits)} times", [*map(str, stored)])
             found.setdefault(layer, {})[role] = _array(stored[hits[0]], wanted)
     return found
 
 
 def listed(stored: Any) -> Any:
-    """Returns stored weights as a list, also where they have names."""
+    """Returns stored weights as a list, without their names."""
     return [*stored.values()] if isinstance(stored, Mapping) else stored
 
 
@@ -393,22 +395,22 @@ def _array(value: Any, name: str) -> np.ndarray:
 
 
 def unfit(due: int, stored: Any) -> CheckpointError:
-    """Returns the error for weights that are not as many arrays as are due."""
+    """Returns the error for a wrong number of weight arrays."""
     count = len(stored) if isinstance(stored, list | tuple) else 0
     told = [str(np.shape(each)) for each in stored] if count else []
-    return _not_of_network(f"{due} arrays are due, and there are {count}", told)
+    return _not_of_network(f"{due} arrays are expected, and there are {count}", told)
 
 
 def _not_of_network(problem: str, given: Sequence[str]) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint's weights are not those of the network that its config describes: "
-        f"{problem}. It has {', '.join(given[:40]) or 'none'}. A model of your own is built in "
-        "Keras, and its weights are given to `policy.import_model_from_h5`."
+        f"{problem}. It has {', '.join(given[:40]) or 'none'}. Build a custom model in "
+        "Keras, and give its weights to `policy.import_model_from_h5`."
     )
 
 
 def _converted(arrays: _Arrays, layer: str, network: Network) -> list[tuple[str, np.ndarray]]:
-    """Returns a layer's arrays as they are here: a convolution of one pixel is dense."""
+    """Returns a layer's arrays in this package's form: a convolution of one pixel becomes dense."""
     found = dict(arrays)
     is_dense = layer in _PIXELS and not network.ours[layer].startswith("conv_")
     if layer in network.scaled:

@@ -1,4 +1,4 @@
-"""The networks of RLlib's policies, algorithm by algorithm, and their weights as ours."""
+"""Converts the networks and weights of RLlib's policies, algorithm by algorithm."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tfpolicies.models.weight_mapping import match_weights
 
 
 class Networks(NamedTuple):
-    """What a policy of RLlib consists of.
+    """The networks of an RLlib policy.
 
     Attributes:
-        settings: of a config of ours, which make the same networks.
-        parts: the networks whose arrays the checkpoint has, in its order.
+        settings: settings of this package that make the same networks.
+        parts: the networks in the order of the checkpoint's arrays.
     """
 
     settings: dict[str, Any]
@@ -43,14 +43,14 @@ def networks_of(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> 
     """Returns the networks of a policy.
 
     Args:
-        settings: what the checkpoint says of it.
-        seen: the space of what its models read, with the `original_space` that it is made of.
+        settings: the checkpoint's settings of the policy.
+        seen: the space of its models' inputs, with the `original_space` that it was made from.
         acted: the space of actions.
 
     Raises:
-        CheckpointError: if one of them is none that can be built here; the message names what is
-            not.
-        ModelSettingError: if a setting has a value that is none here.
+        CheckpointError: if one of them cannot be built in this package; the message names the
+            reason.
+        ModelSettingError: if a setting has an invalid value.
     """
     if settings.algorithm == "SAC":
         return _actor_and_critics(settings, seen, acted)
@@ -88,10 +88,10 @@ def _actor_and_critics(settings: Settings, seen: spaces.Space, acted: spaces.Spa
 
 
 def _joined(seen: spaces.Space, acted: spaces.Space) -> spaces.Box:
-    """Returns the space of observations and actions side by side."""
+    """Returns the space of concatenated observations and actions."""
     original = getattr(seen, "original_space", seen)
     if not isinstance(original, spaces.Box) or len(original.shape) != 1:
-        raise unsupported(f"the critics that SAC has for the observation space {original}")
+        raise unsupported(f"SAC's critics for the observation space {original}")
     width = original.shape[0] + int(np.prod(acted.shape or ()))
     return spaces.Box(-np.inf, np.inf, (width,))
 
@@ -99,17 +99,17 @@ def _joined(seen: spaces.Space, acted: spaces.Space) -> spaces.Box:
 def arrays_of(
     stored: Any, parts: Sequence[Network], policy: Any, source: str
 ) -> dict[str, np.ndarray]:
-    """Returns the weights of a checkpoint by the keys that they have in a state of ours.
+    """Returns the weights of a checkpoint by their keys in a policy state.
 
     Args:
-        stored: as the checkpoint has them, by name or in order.
-        parts: the networks that they are of.
-        policy: of ours, with the same networks.
-        source: where they are from, for messages.
+        stored: the checkpoint's weights, by name or in order.
+        parts: their networks.
+        policy: the new policy, with the same networks.
+        source: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: if they are not those of the networks; the message names them.
-        ModelImportError: likewise.
+        CheckpointError: if they do not belong to the networks; the message names them.
+        ModelImportError: if arrays do not fit a model.
     """
     shares = [stored] if len(parts) == 1 else _split(stored, parts)
     found: dict[str, np.ndarray] = {}
@@ -119,7 +119,6 @@ def arrays_of(
 
 
 def _split(stored: Any, parts: Sequence[Network]) -> list[list[Any]]:
-    """Returns the arrays of each network, which follow each other."""
     borders = [*accumulate((len(part.places) for part in parts), initial=0)]
     arrays = listed(stored)
     if not isinstance(arrays, list | tuple) or len(arrays) != borders[-1]:
@@ -128,7 +127,7 @@ def _split(stored: Any, parts: Sequence[Network]) -> list[list[Any]]:
 
 
 def _models(program: Any) -> Iterator[tuple[Any, list[str]]]:
-    """Yields the models of a Program's networks with their keys in a state; each critic is one."""
+    """Yields the models of a Program's networks with their keys in a state, critics separately."""
     for name, network in program.functions.networks.items():
         keys = iter(slot.key for slot in program.layout.of(name))
         own = network.model

@@ -1,4 +1,4 @@
-"""The config of an RLlib checkpoint as one of ours, and what of it has no counterpart."""
+"""Converts the config of an RLlib checkpoint, and lists the settings without a counterpart."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfpolicies.errors import CheckpointError, ModelSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS, SETTINGS
 
 _ALGORITHMS = ("PPO", "PG", "A2C", "DQN", "SAC")
-"""The algorithms whose networks are known."""
+"""The algorithms whose networks can be converted."""
 
 _NETWORKS = ("model", "policy_model_config", "q_model_config")
-"""Settings of networks, which are read by themselves."""
+"""Settings of networks, which are converted separately."""
 
 _NOTHING: tuple[Any, ...] = (None, False, -1, {}, [], ())
-"""Values that ask for nothing; -1 is RLlib's for what is deprecated."""
+"""Values that disable a setting; RLlib uses -1 for deprecated ones."""
 
 _RUN = "policies policy_mapping_fn policies_to_train worker_index __policy_id in_evaluation"
 _OF_THE_RUN = frozenset(_RUN.split())
-"""Settings that are not a policy's own."""
+"""Settings that do not belong to a policy."""
 
 _OF_RLLIB: Mapping[str, Any] = {
     "torch_compile_learner_what_to_compile": ...,
@@ -39,7 +39,7 @@ _OF_RLLIB: Mapping[str, Any] = {
     "sample_collector": ...,
     "categorical_distribution_temperature": 1.0,
 }
-"""Settings of RLlib alone, and the values that change nothing; `...` for all."""
+"""Settings that only RLlib has, and their values without effect; `...` for all."""
 
 
 _OF_BUFFERS: Mapping[str, tuple[Any, ...]] = {
@@ -48,18 +48,18 @@ _OF_BUFFERS: Mapping[str, tuple[Any, ...]] = {
     "replay_sequence_length": (1,),
     "worker_side_prioritization": (False,),
 }
-"""Keys of `replay_buffer_config` in RLlib alone, and the values that change nothing."""
+"""Keys of `replay_buffer_config` that only RLlib has, and their values without effect."""
 
 
 class Settings(NamedTuple):
-    """What a checkpoint says of a policy.
+    """A policy's settings in a checkpoint.
 
     Attributes:
         algorithm: the name of its algorithm.
-        policy_class: the class here.
-        config: its settings here, but for those of networks.
-        stored: its settings as RLlib has them.
-        left: what is not carried over, with the reasons.
+        policy_class: the class in this package.
+        config: its settings in this package, except those of networks.
+        stored: its settings in RLlib.
+        left: the settings that are not imported, with the reasons.
     """
 
     algorithm: str
@@ -70,16 +70,17 @@ class Settings(NamedTuple):
 
 
 def settings_of(spec: Any) -> Settings:
-    """Returns what a `policy_spec` of RLlib says.
+    """Converts a `policy_spec` of RLlib.
 
     Raises:
-        CheckpointError: if it lacks what must be there, or is of an algorithm or framework that is
-            not here; the message names it.
+        CheckpointError: if it lacks a required entry, or has an unsupported algorithm or framework;
+            the message names it.
     """
     if not isinstance(spec, Mapping) or "config" not in spec:
         raise CheckpointError(
-            "The checkpoint has no policy_spec with a config. It is of another version than RLlib "
-            "2.0 to 2.10, or of the new API stack; restore it there, and save a Policy checkpoint."
+            "The checkpoint has no policy_spec with a config. It is from another version than "
+            "RLlib 2.0 to 2.10, or from the new API stack; restore it there, and save a Policy "
+            "checkpoint."
         )
     stored = _config_in(spec["config"])
     models = {name: dict_in(stored, name) for name in _NETWORKS if stored.get(name) is not None}
@@ -102,14 +103,16 @@ def settings_of(spec: Any) -> Settings:
 
 
 def dict_in(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns a dict among settings.
+    """Returns a setting that must be a dict.
 
     Raises:
-        CheckpointError: if it is none, or is not there.
+        CheckpointError: if it is missing, or not a dict.
     """
     found = stored.get(name)
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"The checkpoint's config has no dict `{name}`, but {found!r:.80}.")
+        raise CheckpointError(
+            f"`{name}` in the checkpoint's config must be a dict, got {found!r:.80}."
+        )
     return found
 
 
@@ -120,7 +123,7 @@ def find_class(algorithm: Any, framework: str) -> Any:
 
 
 def _config_in(stored: Any) -> Mapping[str, Any]:
-    """Returns a config as a dict: as one it was saved, or as an object with attributes."""
+    """Returns a config as a dict; it was saved as a dict, or as an object with attributes."""
     if isinstance(stored, Named) and isinstance(stored.state, Mapping):
         given = stored.state.items()
         stored = {x if x in _NETWORKS else ALIASES.get(x, x): value for x, value in given}
@@ -142,21 +145,21 @@ def _algorithm(name: Any) -> Any:
 
 
 def _class_name(found: Any) -> str:
-    """Returns the name of a policy class; eager ones have one of their own."""
+    """Returns the name of a policy class, without the suffixes of eager classes."""
     text = _name_of(found).rpartition(":")[2] if isinstance(found, Named) else str(found)
     return text.removesuffix("_traced").removesuffix("_eager")
 
 
 def _name_of(found: Named) -> str:
-    """Returns what something is called; a class of a script is pickled as its parts."""
+    """Returns the name of a class or function; a class of a script is pickled as its parts."""
     is_made = found.name.endswith(":_make_skeleton_class") and isinstance(found.args, tuple)
     return str(found.args[1]) if is_made and len(found.args) > 1 else found.name
 
 
 def _buffer(stored: Any) -> Any:
-    """Returns RLlib's `replay_buffer_config` as it is here.
+    """Converts RLlib's `replay_buffer_config`.
 
-    In RLlib 2.10 nobody reads `prioritized_replay`, which is False for SAC: the type decides.
+    RLlib 2.10 does not read `prioritized_replay`, which is False for SAC: the type decides.
     """
     if not isinstance(stored, Mapping):
         return stored
@@ -172,13 +175,13 @@ def _buffer(stored: Any) -> Any:
 
 
 def _taken(config: AlgorithmConfig, name: str, value: Any) -> Iterator[str]:
-    """Puts a setting into a config, or yields why not."""
+    """Sets a setting in a config, or yields the reason why it cannot be set."""
     found, why = _known(value), ""
     if not _has_named(found):
         try:
             config.update_from_dict({name: found})
             return
-        except (TypeError, ValueError) as error:  # a ConfigError is one
+        except (TypeError, ValueError) as error:  # a ConfigError is a ValueError
             why = f" ({str(error).partition('. ')[0].removesuffix('.')})"
     silent = _OF_RLLIB.get(name)
     if silent is ... or _is_same(value, silent) or is_nothing(value):
@@ -190,7 +193,7 @@ def _taken(config: AlgorithmConfig, name: str, value: Any) -> Iterator[str]:
 
 
 def _has_named(value: Any) -> bool:
-    """Whether something that is not known is in a value, anywhere."""
+    """Returns whether a value contains a record of an unknown object."""
     if isinstance(value, Mapping):
         return any(map(_has_named, value.values()))
     if isinstance(value, list | tuple) and not isinstance(value, Named):
@@ -199,17 +202,17 @@ def _has_named(value: Any) -> bool:
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a value asks for nothing."""
+    """Returns whether a value means that a feature is not used."""
     return any(_is_same(value, each) for each in _NOTHING)
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether a plain value is another one; an array is none."""
+    """Returns whether plain values are equal; arrays never are."""
     return type(value) is type(other) and bool(value == other)
 
 
 def _known(value: Any) -> Any:
-    """Returns what stands here for a name of RLlib; the value itself where nothing does."""
+    """Returns the replacement for a name of RLlib; other values are returned unchanged."""
     if not isinstance(value, Named) or value.args is not None:
         return value
     module, _, name = value.name.partition(":")
@@ -222,7 +225,7 @@ def _known(value: Any) -> Any:
 def _said(value: Any) -> str:
     if isinstance(value, Named):
         return f"<{_name_of(value):.60}>"
-    return "<with objects of yours>" if _has_named(value) else f"{value!r:.60}"
+    return "<with custom objects>" if _has_named(value) else f"{value!r:.60}"
 
 
 # -- the model ------------------------------------------------------------------------------------
@@ -239,10 +242,10 @@ def _model_left(config: str, model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def require_known_values(model: Mapping[str, Any]) -> None:
-    """Checks each setting of a `model` config that there is here, before anything is made of it.
+    """Validates the settings of a `model` config that this package has.
 
     Raises:
-        ModelSettingError: if one has a value that is none here.
+        ModelSettingError: if one has an invalid value.
     """
     for name, (_, rule) in SETTINGS.items():
         if name in model and not rule.holds(model[name]):
@@ -252,16 +255,16 @@ def require_known_values(model: Mapping[str, Any]) -> None:
 
 
 def model_settings_of(model: Mapping[str, Any], network: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `model` config here: what RLlib's has, and what its network needs.
+    """Returns the `model` config of this package, from RLlib's and its network's settings.
 
     Raises:
-        ModelSettingError: if a setting has a value that is none here.
+        ModelSettingError: if a setting has an invalid value.
     """
     unread = [name for name in MODEL_DEFAULTS if _has_named(model.get(name))]
     if unread:
         raise ModelSettingError(
             f"model[{unread[0]!r}] of the checkpoint must be a plain value, got "
-            f"{_said(model[unread[0]])}. Nothing that a checkpoint names is imported."
+            f"{_said(model[unread[0]])}. Objects that a checkpoint names are not imported."
         )
     kept = {name: model[name] for name in MODEL_DEFAULTS if name in model}
     return {**kept, **network}

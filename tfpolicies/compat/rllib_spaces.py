@@ -1,4 +1,4 @@
-"""Spaces in RLlib's checkpoints: records of `space_to_dict`, and pickled objects of Gymnasium."""
+"""Converts spaces in RLlib's checkpoints: `space_to_dict` records, and pickled Gymnasium spaces."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _KINDS = {
     "tuple": "Tuple",
     "dict": "Dict",
 }
-"""What RLlib calls a space -> its class."""
+"""RLlib's name of a space -> its class."""
 
 
 def space_of(record: Any, what: str) -> spaces.Space:
-    """Returns the space of a record, with the `original_space` that it was made of.
+    """Returns the space of a record, with the `original_space` that it was made from.
 
     Args:
-        record: what `space_to_dict` of RLlib returned, or a pickled space as it was read.
-        what: of which space, for messages.
+        record: a result of RLlib's `space_to_dict`, or a pickled space as it was read.
+        what: the name of the space, for messages.
 
     Raises:
-        CheckpointError: if it is none, or malformed.
-        UnsupportedSpaceError: if it is of a class that is not known here.
+        CheckpointError: if it is missing or malformed.
+        UnsupportedSpaceError: if its class is not supported.
     """
     original = None
     if isinstance(record, Mapping) and isinstance(record.get("space"), Mapping | Named):
@@ -49,8 +49,8 @@ def space_of(record: Any, what: str) -> spaces.Space:
         if isinstance(error, CheckpointError | UnsupportedSpaceError):
             raise
         raise CheckpointError(
-            f"The {what} of the checkpoint is malformed: {error!r:.200}. Give a checkpoint as "
-            "RLlib wrote it."
+            f"The {what} of the checkpoint is malformed: {error!r:.200}. Give an unchanged "
+            "checkpoint of RLlib."
         ) from error
     return space
 
@@ -59,14 +59,14 @@ def _space(record: Any, depth: int) -> spaces.Space:
     kind, fields = _fields(record)
     if kind not in _MAKERS or depth > _DEEPEST:
         raise UnsupportedSpaceError(
-            f"A space of the class {kind!r:.80} cannot be imported; known are "
+            f"A space of the class {kind!r:.80} cannot be imported; supported are "
             f"{', '.join(_MAKERS)}, nested at most {_DEEPEST} deep. Rebuild it from these."
         )
     return _MAKERS[kind](fields, depth)
 
 
 def _fields(record: Any) -> tuple[str, Mapping[str, Any]]:
-    """Returns the class of a space, and what it is made of."""
+    """Returns the class name of a space, and its fields."""
     if isinstance(record, Named):
         found = _PICKLED.fullmatch(record.name)
         state = record.state if isinstance(record.state, Mapping) else {}
@@ -74,7 +74,7 @@ def _fields(record: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(record, Mapping):
         kind = record.get("space")
         return _KINDS.get(kind, str(kind)) if isinstance(kind, str) else str(kind), record
-    raise TypeError(f"a space is no {type(record).__name__}")
+    raise TypeError(f"a {type(record).__name__} is not a space")
 
 
 def _dtype(fields: Mapping[str, Any]) -> np.dtype:
@@ -82,7 +82,7 @@ def _dtype(fields: Mapping[str, Any]) -> np.dtype:
     named = isinstance(stored, Named) and stored.name == "numpy:dtype"
     dtype = np.dtype(str(stored.args if named else stored))
     if dtype.kind not in "biuf":
-        raise ValueError(f"the dtype {dtype} is none of a space")
+        raise ValueError(f"the dtype {dtype} is not supported by spaces")
     return dtype
 
 
@@ -109,7 +109,7 @@ def _dict(fields: Mapping[str, Any], depth: int) -> spaces.Dict:
     inner = fields["spaces"]
     entries = [(str(key), _space(each, depth + 1)) for key, each in inner.items()]
     found = spaces.Dict(entries)
-    if [*found.spaces] != [key for key, _ in entries]:  # the order in which RLlib flattens them
+    if [*found.spaces] != [key for key, _ in entries]:  # RLlib flattens them in this order
         found = spaces.Dict(entries, sort_keys=False)
     return found
 

@@ -1,4 +1,7 @@
-"""Values that change with time steps, as objects; settings take lists or functions instead."""
+"""RLlib's schedules: objects whose values change with time steps.
+
+Settings accept lists or functions instead.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ Interpolation = Callable[[Any, Any, Any], Any]
 
 
 class Schedule(abc.ABC):
-    """A function of the time step, for `lr`, `epsilon_schedule` and other settings that take one.
+    """A function of the time step, for `lr`, `epsilon_schedule` and other settings that accept one.
 
-    A subclass overrides `_value(t)`, with operators that fit numbers and tensors.
+    A subclass overrides `_value(t)`, with operators that work for numbers and tensors.
 
     Args:
-        framework: with `"tf"` and `"tf2"` all values are tensors; otherwise those of tensors are.
+        framework: with `"tf"` and `"tf2"` all values are tensors; otherwise only those of tensors.
     """
 
     def __init__(self, framework: str | None = None) -> None:
@@ -40,15 +43,15 @@ class Schedule(abc.ABC):
         return float(self._value(t))
 
     def __call__(self, t: Any) -> Any:
-        """Is `value`."""
+        """Returns `value(t)`."""
         return self.value(t)
 
 
 class ConstantSchedule(Schedule):
-    """One value, at all time steps.
+    """One value for all time steps.
 
     Args:
-        value: which.
+        value: the value.
         framework: see `Schedule`.
     """
 
@@ -65,18 +68,18 @@ def _on_a_line(left: Any, right: Any, alpha: Any) -> Any:
 
 
 class PiecewiseSchedule(Schedule):
-    """Values between points, linear by default.
+    """Interpolates values between points, linearly by default.
 
     Args:
-        endpoints: `[(timestep, value), ...]`, with time steps that do not descend.
+        endpoints: `[(timestep, value), ...]`, with time steps that do not decrease.
         framework: see `Schedule`.
-        interpolation: `f(left, right, alpha)`, the value at the share `alpha`, in [0, 1), of the
-            way between two points.
+        interpolation: `f(left, right, alpha)`, the value at the fraction `alpha`, in [0, 1),
+            between two points.
         outside_value: the value before the first point, and from the last one on.
 
     Raises:
-        UsageError: for other endpoints; and for time steps outside, if they have no value. Tensors
-            cannot be looked at, so they need one in any case.
+        UsageError: for other endpoints; and for time steps outside, if there is no value for them.
+            Tensors cannot be compared while tracing, so they always need one.
 
     >>> PiecewiseSchedule([(0, 20.0), (500, 30.0)])(400)
     28.0
@@ -98,7 +101,7 @@ class PiecewiseSchedule(Schedule):
         (first, _), (last, _) = self.endpoints[0], self.endpoints[-1]
         if self.outside_value is None and (tf.is_tensor(t) or not first <= t < last):
             raise UsageError(
-                f"The endpoints say what is from {first} to {last}, the end left out, but the time "
+                f"The endpoints define values from {first} to {last} (exclusive), but the time "
                 f"step is {t!r:.100}. Give an `outside_value`."
             )
         where, found = (tf if tf.is_tensor(t) else np).where, self.outside_value or 0.0
@@ -112,7 +115,7 @@ class PolynomialSchedule(Schedule):
     """`final_p + (initial_p - final_p) * (1 - t / schedule_timesteps)^power`, then `final_p`.
 
     Args:
-        schedule_timesteps: when it is `final_p`.
+        schedule_timesteps: the time step at which `final_p` is reached.
         final_p: the last value.
         framework: see `Schedule`.
         initial_p: the first value.
@@ -141,7 +144,7 @@ class PolynomialSchedule(Schedule):
 
 
 class LinearSchedule(PolynomialSchedule):
-    """From `initial_p` to `final_p` in a line; a `PolynomialSchedule` of the first power.
+    """Interpolates linearly from `initial_p` to `final_p`: a `PolynomialSchedule` of power 1.
 
     Args:
         settings: see `PolynomialSchedule`.
@@ -158,10 +161,10 @@ class ExponentialSchedule(Schedule):
     """`initial_p * decay_rate^(t / schedule_timesteps)`, without an end.
 
     Args:
-        schedule_timesteps: after so many the value is `initial_p * decay_rate`.
+        schedule_timesteps: the time step at which the value is `initial_p * decay_rate`.
         framework: see `Schedule`.
         initial_p: the first value.
-        decay_rate: see above.
+        decay_rate: the factor.
 
     Raises:
         UsageError: if `schedule_timesteps` is not positive.
@@ -198,7 +201,7 @@ def _points(endpoints: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
         points = []
     if not points or points != sorted(points, key=itemgetter(0)):
         raise UsageError(
-            "`endpoints` must be [(timestep, value), ...] with time steps that do not descend, got "
-            f"{endpoints!r:.200}. Sort them."
+            "`endpoints` must be [(timestep, value), ...] with time steps that do not decrease, "
+            f"got {endpoints!r:.200}. Sort them."
         )
     return points

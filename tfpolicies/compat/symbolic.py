@@ -1,4 +1,4 @@
-"""TensorFlow's functions on the `keras.Input`s of functional models, as Keras 2 allowed it."""
+"""Makes TensorFlow functions work on the `keras.Input`s of functional models, as in Keras 2."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _DISPATCHER: type = tf.__internal__.dispatch.GlobalOpDispatcher
 
 
 class TFOperation(keras.Operation):
-    """A function of TensorFlow as a part of a functional model.
+    """A TensorFlow function as a part of a functional model.
 
     Args:
-        function: what is called, with tensors in place of `KerasTensor`s.
+        function: the function, called with tensors in place of `KerasTensor`s.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -23,11 +23,10 @@ class TFOperation(keras.Operation):
         self.function = function
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
         return self.function(*args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the function gives, by form and dtype."""
+        """Returns the shape and dtype of the function's result."""
         dense = keras.tree.map_structure(_dense, (args, kwargs))
         spec = super().compute_output_spec(*dense[0], **dense[1])
         if isinstance(spec, keras.KerasTensor) and None in spec.shape[1:]:
@@ -38,9 +37,10 @@ class TFOperation(keras.Operation):
         return spec
 
     def _shape_for(self, args: Any, kwargs: Any, size: int) -> Any:
-        """Returns the shape of the result where axes of unknown length have a given one.
+        """Returns the shape of the result if axes of unknown length have length `size`.
 
-        So numbers such as `tf.shape(x)[0]` are known, which are results of the model themselves.
+        Thereby the function can use shapes such as `tf.shape(x)[0]`, which are computed by the
+        model itself.
         """
         parts = [x for x in keras.tree.flatten((args, kwargs)) if isinstance(x, keras.KerasTensor)]
         inputs = {id(x): x for part in parts for x in keras.utils.get_source_inputs(part)}
@@ -62,16 +62,16 @@ class TFOperation(keras.Operation):
 
 
 def _dense(given: Any) -> Any:
-    """Returns a `KerasTensor` as a dense one: Keras takes a product with a constant for sparse."""
+    """Returns a sparse `KerasTensor` as a dense one: Keras infers sparse for `x * constant`."""
     is_sparse = isinstance(given, keras.KerasTensor) and given.sparse
     return keras.KerasTensor(given.shape, given.dtype, name=given.name) if is_sparse else given
 
 
 class _OnKerasTensors(_DISPATCHER):
-    """Does what TensorFlow refuses: it is asked only where a function raised an error."""
+    """Handles calls with `KerasTensor`s; TensorFlow calls it only if a function raised an error."""
 
     def handle(self, op: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Returns what `op` gives, as a part of the model; only if there is a `KerasTensor`."""
+        """Returns the result of `op` as a part of the model, if there is a `KerasTensor`."""
         given = keras.tree.flatten([args, kwargs])
         if not any(isinstance(part, keras.KerasTensor) for part in given):
             return self.NOT_SUPPORTED

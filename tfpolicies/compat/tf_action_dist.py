@@ -1,7 +1,7 @@
-"""RLlib's classes of action distributions, over those of `tfpolicies.models.distributions`.
+"""RLlib's action distributions, implemented by those of `tfpolicies.models.distributions`.
 
-They are built from `(inputs, model)` and draw by themselves, eagerly or in a graph. Formulas are
-the core's; only those that it does not have are here.
+They are constructed from `(inputs, model)` and sample eagerly or in a graph. Formulas are
+the core's; only missing ones are implemented here.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _count_two_each(action_space: gym.Space, model_config: object) -> int:
 
 
 class TFActionDistribution(ActionDistribution):
-    """A distribution that samples once: `sample` gives the same actions whenever it is asked.
+    """A distribution that samples once: repeated calls of `sample` return the same actions.
 
-    A subclass writes `_build_sample_op` instead of `sample`.
+    A subclass overrides `_build_sample_op` instead of `sample`.
 
     Attributes:
-        sample_op: the sample, drawn when it is first asked for.
+        sample_op: the sample, drawn on first use.
         sampled_action_logp_op: its log-probability, float32 `[B]`.
     """
 
@@ -67,11 +67,11 @@ class TFActionDistribution(ActionDistribution):
 
 
 class TransformedNoise(TFActionDistribution):
-    """A distribution of the core in this form.
+    """A distribution of the core in RLlib's form.
 
     Args:
-        inputs: `[B, n]`; arrays are taken, too.
-        model: that computed them; kept.
+        inputs: `[B, n]`, a tensor or an array.
+        model: the model that computed them; stored.
         kind: the class in the core.
         space: its action space.
     """
@@ -104,8 +104,8 @@ class Categorical(TransformedNoise):
 
     Args:
         inputs: logits `[B, n]`.
-        model: kept.
-        temperature: a positive number that logits are divided by; None: the class's own.
+        model: stored.
+        temperature: a positive divisor of the logits; None: the class's own.
 
     Raises:
         ConfigError: if the temperature is not positive.
@@ -135,12 +135,12 @@ def get_categorical_class_with_temperature(t: float) -> type[Categorical]:
 
 
 class MultiCategorical(TransformedNoise):
-    """An independent choice in each cell, from the logits of all cells in a row.
+    """An independent choice in each cell, from the concatenated logits of all cells.
 
     Args:
         inputs: logits `[B, n]`.
-        model: kept.
-        input_lens: how many actions each cell has.
+        model: stored.
+        input_lens: the number of actions of each cell.
         action_space: a MultiDiscrete or a Box of integers with these cells; None for one row.
     """
 
@@ -166,7 +166,7 @@ class MultiCategorical(TransformedNoise):
         """Returns the log-probability of actions, float32 `[B]`.
 
         Args:
-            x: a tensor `[B, *shape]`, or what is no tensor by cell, `[cells, B]`.
+            x: a tensor `[B, *shape]`, or a list or array by cell, `[cells, B]`.
         """
         by_cell = not tf.is_tensor(x) and len(x) == len(self.input_lens)
         return super().logp(tf.stack(list(x), axis=1) if by_cell else x)
@@ -188,8 +188,8 @@ class DiagGaussian(TransformedNoise):
 
     Args:
         inputs: `[B, 2k]`.
-        model: kept.
-        action_space: a Box of k numbers, whose shape actions get; None for `[B, k]`.
+        model: stored.
+        action_space: a Box of k numbers, which defines the actions' shape; None for `[B, k]`.
 
     Attributes:
         mean: `[B, k]`.
@@ -217,15 +217,15 @@ class Deterministic(TransformedNoise):
 
 
 class _Range:
-    """Moves numbers from a range to [low, high], and back.
+    """Scales numbers from one range to [low, high], and back.
 
-    Log-probabilities and entropies are those before numbers are moved, as RLlib's are.
+    Log-probabilities and entropies are computed before scaling, as in RLlib.
 
     Args:
         first: the lower end of the range.
         last: its upper end.
-        low: numbers, or arrays of them.
-        high: likewise.
+        low: a number or an array.
+        high: a number or an array.
 
     Raises:
         ConfigError: if `low` is not less than `high`.
@@ -245,13 +245,13 @@ class _Range:
 
 
 class SquashedGaussian(TransformedNoise):
-    """Normals put through tanh, moved to [low, high]; there is no entropy nor KL in closed form.
+    """Normals squashed by tanh and scaled to [low, high], without entropy or KL in closed form.
 
     Args:
         inputs: `[B, 2k]`, k means and k logarithms of standard deviations, which are clipped.
-        model: kept.
-        low: numbers that actions are not below.
-        high: numbers that actions are not above.
+        model: stored.
+        low: lower bounds of actions.
+        high: upper bounds of actions.
 
     Raises:
         ConfigError: if `low` is not less than `high`.
@@ -274,12 +274,12 @@ class SquashedGaussian(TransformedNoise):
 
 
 class GumbelSoftmax(TFActionDistribution):
-    """Nearly one-hot vectors that gradients pass through (Jang et al. 2017, arXiv:1611.01144).
+    """Nearly one-hot, differentiable samples (Jang et al. 2017, arXiv:1611.01144).
 
     Args:
         inputs: logits `[B, n]`.
-        model: kept.
-        temperature: a positive number; the lower, the nearer to one-hot.
+        model: stored.
+        temperature: a positive number; lower values give samples closer to one-hot.
 
     Raises:
         ConfigError: if the temperature is not positive.
@@ -298,7 +298,7 @@ class GumbelSoftmax(TFActionDistribution):
         return self.probs
 
     def logp(self, x: Any) -> tf.Tensor:
-        """Returns that of the categorical distribution, for vectors `[B, n]` or numbers `[B]`."""
+        """Returns the categorical log-probability of vectors `[B, n]` or indices `[B]`."""
         x = tf.convert_to_tensor(x)
         if x.shape.rank == 1:
             x = tf.one_hot(tf.cast(x, tf.int32), self.inputs.shape[-1])
@@ -339,11 +339,11 @@ class _Concentrated(TFActionDistribution):
 
 
 class Beta(_Concentrated):
-    """Independent beta distributions, moved to [low, high].
+    """Independent beta distributions, scaled to [low, high].
 
     Args:
         inputs: `[B, 2k]`; alpha and beta are log(exp(x) + 1) + 1 of its halves.
-        model: kept.
+        model: stored.
         low: the lower bound.
         high: the upper bound.
 
@@ -376,7 +376,7 @@ class Beta(_Concentrated):
 
 
 class Dirichlet(_Concentrated):
-    """Shares that sum to 1, from `[B, k]` logarithms of concentrations.
+    """Fractions that sum to 1, from `[B, k]` logarithms of concentrations.
 
     Attributes:
         inputs: the concentrations, `[B, k]`.
@@ -404,9 +404,9 @@ class MultiActionDistribution(TFActionDistribution):
 
     Args:
         inputs: `[B, n]`.
-        model: each part's, too.
+        model: passed to each part.
         child_distributions: a class for each part, in the order of the space.
-        input_lens: how many inputs each takes.
+        input_lens: the number of inputs of each part.
         action_space: the nested space.
         **kwargs: arguments of all classes.
 
@@ -447,7 +447,7 @@ class MultiActionDistribution(TFActionDistribution):
         return tf.add_n([child.sampled_action_logp() for child in self.flat_child_distributions])
 
     def logp(self, x: Any) -> tf.Tensor:
-        """Returns the log-probability of actions: nested, a list by part, or `[B, k]` of all."""
+        """Returns the log-probability of actions: nested, a list by part, or `[B, k]`."""
         pairs = zip(self.flat_child_distributions, self._parts(x), strict=True)
         return tf.add_n([child.logp(part) for child, part in pairs])
 
@@ -475,15 +475,15 @@ _BY_TYPE = {"deterministic": Deterministic, "gumbel_softmax": GumbelSoftmax}
 
 
 def class_for(space: gym.Space, settings: Mapping[str, Any], dist_type: Any = None) -> Any:
-    """Returns what RLlib's catalog has for a space: a class, or a partial of one, and its inputs.
+    """Returns a space's class in RLlib's catalog, or a partial of one, and its number of inputs.
 
     Args:
         space: the action space.
-        settings: of the model, of which `custom_action_dist` is read.
+        settings: the `model` config; only `custom_action_dist` is read.
         dist_type: None, "deterministic" or "gumbel_softmax".
 
     Raises:
-        ConfigError: if it is none of these.
+        ConfigError: for another `dist_type`.
     """
     custom = settings.get("custom_action_dist")
     custom = BOX_DISTRIBUTIONS.find(custom) or custom
@@ -503,7 +503,7 @@ def class_for(space: gym.Space, settings: Mapping[str, Any], dist_type: Any = No
 
 
 def _usual_class(space: Any) -> tuple[Any, int]:
-    """Returns the class for a leaf, or a partial of one, and how many inputs it takes."""
+    """Returns the class for a leaf, or a partial of one, and its number of inputs."""
     found = own.ActionDistribution.of(space)
     (kind,) = found.kinds
     known: dict[Any, Any] = {

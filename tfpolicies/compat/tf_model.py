@@ -1,4 +1,4 @@
-"""`TFModelV2` and its like: the classes that ported models derive from."""
+"""`TFModelV2` and related classes: base classes of RLlib's TensorFlow models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat import symbolic as symbolic  # which lets models use TensorFlow's functions
+from tfpolicies.compat import symbolic as symbolic  # registers the dispatcher
 from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.errors import ModelError, NotOfferedError
 from tfpolicies.models.catalog.build import build_model
@@ -30,13 +30,13 @@ Outputs = tuple[tf.Tensor, Memory]
 
 
 class InputDict(dict[str, Any]):
-    """What `forward` is given, by column name.
+    """The inputs of `forward`, by column name.
 
-    `obs` is encoded (float32; discrete parts one-hot) and nested as the observation space is,
-    `obs_flat` `[N, F]` the same in one tensor. Views that a model requires are columns of their
-    own, such as `prev_actions` and `prev_rewards` `[N]`, or `prev_n_obs` `[N, n, ...]`; those of
-    observations are as in `obs`, and actions are numbers. Of an action mask all entries are 1:
-    forbidden actions are taken out of what `forward` returns.
+    `obs` is encoded (float32; discrete parts one-hot) and nested as the observation space is;
+    `obs_flat` `[N, F]` has the same values in one tensor. Each view that a model requires is a
+    separate column, such as `prev_actions` and `prev_rewards` `[N]`, or `prev_n_obs` `[N, n, ...]`.
+    Views of observations have the form of `obs`, and actions are integers. All entries of an action
+    mask are 1: the mask is applied to the outputs of `forward`.
 
     Attributes:
         is_training: whether layers such as Dropout are in training mode; also an item.
@@ -49,24 +49,24 @@ class InputDict(dict[str, Any]):
 
 
 class TFModelV2:
-    """A model as RLlib's users write it: `forward` and `value_function` over layers of `self`.
+    """A model in RLlib's form: `forward` and `value_function` use layers in attributes.
 
-    Give the class to `ModelCatalog.register_custom_model`. Layers, Keras models and other
-    `TFModelV2` objects are made in the constructor and kept as attributes (also in lists and
-    dicts): those are what is trained.
+    Register the class by `ModelCatalog.register_custom_model`. Make layers, Keras models and other
+    `TFModelV2` objects in the constructor, and keep them as attributes (also in lists and
+    dicts): those are trained.
 
     Args:
-        obs_space: as `forward` sees observations: a Box as it is, of other spaces a flat Box whose
+        obs_space: the observations of `forward`: a Box itself; for other spaces a flat Box whose
             `original_space` is the environment's.
         action_space: the environment's.
-        num_outputs: how many numbers `forward` gives per row.
+        num_outputs: the number of outputs of `forward` per row.
         model_config: the complete `model` config.
         name: a name.
 
     Attributes:
-        view_requirements: what else the model reads while it acts, by name: `obs` up to shift 0,
+        view_requirements: further inputs of the model while it acts, by name: `obs` up to shift 0,
             `actions` and `rewards` up to -1. With `used_for_compute_actions=False` only the loss
-            gets it.
+            gets them.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class TFModelV2:
         state: Sequence[tf.Tensor] | None = None,
         seq_lens: tf.Tensor | None = None,
     ) -> Outputs:
-        """Returns what `forward` does, with `obs_flat` added to its inputs.
+        """Adds `obs_flat` to the inputs, and returns the result of `forward`.
 
         Args:
             input_dict: has `obs`, nested as the original of `obs_space` is, or flat `[N, F]`.
-            state: the memory before, `[S, ...]` each.
+            state: the recurrent state before, `[S, ...]` each.
             seq_lens: int32 `[S]`.
 
         Raises:
-            ModelError: if `forward` does not return a pair, or `obs` is flat and not that wide.
+            ModelError: if `forward` does not return a pair, or `obs` is flat with another width.
         """
         training = bool(input_dict.get("is_training", False))
         given = InputDict(input_dict, is_training=training)
@@ -118,13 +118,13 @@ class TFModelV2:
         return outputs, list(after) or list(state or [])
 
     def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
-        """Returns `(outputs [N, num_outputs], state after [S, ...])`; to be overridden.
+        """Returns `(outputs [N, num_outputs], next state [S, ...])`; to be overridden.
 
         Args:
-            input_dict: see `InputDict`. For models with a memory N = S * T rows are S sequences of
+            input_dict: see `InputDict`. For recurrent models N = S * T rows are S sequences of
                 T steps, one after the other.
-            state: the memory before, `[S, ...]` each.
-            seq_lens: int32 `[S]`, the true lengths; None for models without a memory.
+            state: the recurrent state before, `[S, ...]` each.
+            seq_lens: int32 `[S]`, the true lengths; None for models that are not recurrent.
         """
         raise NotOfferedError(
             f"{type(self).__name__} has no `forward(self, input_dict, state, seq_lens)`; it must "
@@ -134,8 +134,8 @@ class TFModelV2:
     def value_function(self) -> tf.Tensor:
         """Returns the values `[N]` of the last `forward`.
 
-        A model that does not override it gets a value network of its own from the catalog where the
-        algorithm needs values.
+        If a model does not override it and the algorithm needs values, the catalog adds a separate
+        value network.
         """
         raise NotOfferedError(
             f"{type(self).__name__} has no `value_function(self)`; keep the values in `forward` "
@@ -143,41 +143,43 @@ class TFModelV2:
         )
 
     def get_initial_state(self) -> list[np.ndarray]:
-        """Returns zeros of the shapes of the memory, without a batch; [] for none."""
+        """Returns zeros of the shapes of the recurrent state, without a batch axis; [] for none."""
         return []
 
     def register_variables(self, variables: Sequence[Any]) -> None:
-        """Does nothing: the variables of the layers that are attributes are found by themselves."""
+        """Does nothing: variables of layers in attributes are found automatically."""
 
     def custom_loss(
         self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]
     ) -> list[tf.Tensor] | tf.Tensor:
-        """Returns the losses to learn from, given those of the policy; traced, as `forward` is.
+        """Returns the losses to minimise, given those of the policy; traced, as `forward` is.
 
-        By default, what is given. What `forward` kept is that of the loss's last call.
+        By default, returns `policy_loss`. Tensors stored by `forward` are from the last call in the
+        loss.
 
         Args:
             policy_loss: a list of scalars, one unless the policy class has several optimizers.
-            loss_inputs: the columns of the minibatch as tensors `[N, ...]`; `obs` and `new_obs` as
-                `forward` sees them. Weigh rows by `loss_mask` `[N]`: models with a memory have to,
-                and others learn faster, since XLA can compile that.
+            loss_inputs: the columns of the minibatch as tensors `[N, ...]`; `obs` and `new_obs` in
+                the form that `forward` gets. Weight rows by `loss_mask` `[N]`: recurrent models
+                require it, and others learn faster, since XLA can compile that.
 
         Returns:
-            As many scalars; where there is one, it need not be in a list.
+            The same number of scalars; a single one need not be in a list.
         """
         del loss_inputs
         return policy_loss
 
     def metrics(self) -> dict[str, Any]:
-        """Returns scalars by name, which become statistics of learning: `model/<name>`.
+        """Returns scalars by name, reported as the learning statistics `model/<name>`.
 
-        It is called behind `custom_loss`, and traced with it: keep tensors there.
+        It is called after `custom_loss`, and traced with it: store tensors in `custom_loss`, and
+        return them here.
         """
         return {}
 
     @property
     def class_name(self) -> str:
-        """The name of the class that the user wrote."""
+        """The name of the user's class."""
         return type(self).__name__
 
     @property
@@ -187,12 +189,12 @@ class TFModelV2:
 
     @property
     def gives_value(self) -> bool:
-        """Whether `value_function` can be asked."""
+        """Whether `value_function` is overridden."""
         return type(self).value_function is not TFModelV2.value_function
 
     @property
     def inference_view_requirements(self) -> dict[str, ViewRequirement]:
-        """Those of `view_requirements` that acting reads."""
+        """The `view_requirements` that acting reads."""
         return acting(self.view_requirements)
 
     def is_time_major(self) -> bool:
@@ -204,7 +206,7 @@ class TFModelV2:
         return self._last_output
 
     def context(self) -> AbstractContextManager[None]:
-        """Returns a context that does nothing."""
+        """Returns a no-op context."""
         return nullcontext()
 
     def variables(self, as_dict: bool = False) -> Any:
@@ -212,16 +214,16 @@ class TFModelV2:
         return _variables(self, "variables", as_dict)
 
     def trainable_variables(self, as_dict: bool = False) -> Any:
-        """Returns the variables that learn, as a list or by name."""
+        """Returns the trainable variables, as a list or by name."""
         return _variables(self, "trainable_variables", as_dict)
 
 
 ModelV2 = TFModelV2
-"""The base of models of all frameworks; `@override(ModelV2)` may stay."""
+"""RLlib's base class of models of all frameworks, for example in `@override(ModelV2)`."""
 
 
 class RecurrentNetwork(TFModelV2):
-    """A model with a memory that says in `forward_rnn` what it does with sequences."""
+    """A recurrent model that processes sequences in `forward_rnn`."""
 
     def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
         sequences = add_time_dimension(input_dict["obs_flat"], seq_lens=seq_lens)
@@ -229,13 +231,13 @@ class RecurrentNetwork(TFModelV2):
         return tf.reshape(outputs, [-1, outputs.shape[-1]]), after
 
     def forward_rnn(self, inputs: tf.Tensor, state: Memory, seq_lens: tf.Tensor) -> Outputs:
-        """Returns `(outputs [S, T, num_outputs], state after)`; to be overridden.
+        """Returns `(outputs [S, T, num_outputs], next state)`; to be overridden.
 
-        Steps behind a sequence's true length must leave the state as it is: mask them.
+        Steps after a sequence's true length must not change the state: mask them.
 
         Args:
             inputs: observations `[S, T, F]`.
-            state: the memory before, `[S, ...]` each.
+            state: the recurrent state before, `[S, ...]` each.
             seq_lens: int32 `[S]`, the true lengths.
         """
         raise NotOfferedError(
@@ -245,7 +247,7 @@ class RecurrentNetwork(TFModelV2):
 
 
 class _CatalogNetwork(TFModelV2):
-    """A model of the catalog with a value, which sees what `_seen` makes of the inputs."""
+    """A catalog model with a value; `_seen` computes its input."""
 
     def __init__(
         self,
@@ -261,11 +263,10 @@ class _CatalogNetwork(TFModelV2):
         self._value: Any = None
 
     def _seen_space(self, obs_space: gym.Space) -> gym.Space:
-        """Returns the space of what the model of the catalog sees."""
         return flat_space(obs_space)
 
     def _seen(self, input_dict: Columns) -> tf.Tensor:
-        """Returns what it sees, float32 `[N, ...]`."""
+        """Returns the catalog model's input, float32 `[N, ...]`."""
         return input_dict["obs_flat"]
 
     def forward(self, input_dict: Columns, state: Memory, seq_lens: tf.Tensor | None) -> Outputs:
@@ -277,20 +278,20 @@ class _CatalogNetwork(TFModelV2):
 
 
 class FullyConnectedNetwork(_CatalogNetwork):
-    """The catalog's dense layers and a value, as a part of other models or by itself.
+    """The catalog's dense layers and a value, as a part of other models or as a whole model.
 
     Args:
-        obs_space: what is flattened.
-        action_space: kept.
+        obs_space: the space; it is flattened.
+        action_space: stored.
         num_outputs: units of the output; None: the output is the last hidden layer.
-        model_config: `model` settings. Missing ones ask for nothing, so that `{}` gives one linear
-            layer for the output and one for the value: no hidden layers, no activation.
+        model_config: `model` settings. Missing ones disable their feature, so that `{}` gives one
+            linear layer for the output and one for the value: no hidden layers, no activation.
         name: a name.
     """
 
 
 class VisionNetwork(_CatalogNetwork):
-    """The catalog's convolutions and a value; the arguments are `FullyConnectedNetwork`'s.
+    """The catalog's convolutions and a value, with the arguments of `FullyConnectedNetwork`.
 
     The observation is an image, its pixels from 0 to 255 if they are uint8.
     """
@@ -325,13 +326,13 @@ def restore_original_dimensions(obs: Any, obs_space: Any, tensorlib: Any = None)
     """Returns observations nested as the original space is.
 
     Args:
-        obs: a flat tensor or array `[..., F]`; what is nested already is returned as it is.
-        obs_space: the original space, or one with the attribute `original_space`. Unless that is a
-            Dict or Tuple, nothing is to be done.
+        obs: a flat tensor or array `[..., F]`; nested observations are returned unchanged.
+        obs_space: the original space, or one with the attribute `original_space`. If it is not a
+            Dict or Tuple, `obs` is returned unchanged.
         tensorlib: `"numpy"`, or NumPy itself, gives arrays; otherwise tensors.
 
     Raises:
-        ModelError: if `obs` has not as many columns as the space has numbers.
+        ModelError: if the number of columns of `obs` is not that of the space.
 
     >>> both = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (2, 1))])
     >>> restore_original_dimensions(np.array([[0, 1, 5, 6]]), both, "numpy")
@@ -362,11 +363,11 @@ def _unflattened(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 def add_time_dimension(
     padded_inputs: tf.Tensor, *, seq_lens: Any, framework: str = "tf", time_major: bool = False
 ) -> tf.Tensor:
-    """Makes sequences `[S, T, ...]` of rows `[S * T, ...]`.
+    """Reshapes rows `[S * T, ...]` to sequences `[S, T, ...]`.
 
     Args:
         padded_inputs: rows, sequence by sequence.
-        seq_lens: `[S]`; says how many sequences there are.
+        seq_lens: `[S]`; its length is the number of sequences.
         framework: accepted for ported code.
         time_major: must be False.
 
@@ -375,7 +376,7 @@ def add_time_dimension(
     """
     del framework
     if time_major:
-        raise ModelError("time_major must be False, got True: sequences are [S, T, ...] here.")
+        raise ModelError("time_major must be False, got True: sequences are always [S, T, ...].")
     shape = tf.shape(padded_inputs)
     count = tf.shape(seq_lens)[0]
     lead = tf.stack([count, shape[0] // tf.maximum(count, 1)])
@@ -398,9 +399,9 @@ def acting(views: Mapping[str, ViewRequirement]) -> dict[str, ViewRequirement]:
 
 
 def named_parts(model: TFModelV2) -> list[tuple[str, Any]]:
-    """Returns the Keras layers and variables, and the TensorFlow ones, that a model holds, by name.
+    """Returns the Keras layers and variables, and TensorFlow variables, in a model, with names.
 
-    Attributes of `TFModelV2` objects, lists, tuples and dicts are looked through, each only once. A
+    Attributes of `TFModelV2` objects, lists, tuples and dicts are searched, each only once. A
     name is `attribute`, `list_0`, `dict_key` or `model.attribute`.
     """
     found: list[tuple[str, Any]] = []
@@ -425,7 +426,7 @@ def named_parts(model: TFModelV2) -> list[tuple[str, Any]]:
 
 
 def parts_of(model: TFModelV2) -> list[Any]:
-    """Returns the layers and variables that a model holds, see `named_parts`."""
+    """Returns the layers and variables in a model, see `named_parts`."""
     return [part for _, part in named_parts(model)]
 
 
@@ -445,22 +446,21 @@ _ABSENT: dict[str, Any] = {
     "conv_activation": None,
     "vf_share_layers": False,
 }
-"""What settings mean that are missing in the `model_config` of a part of a model."""
+"""Values of settings that are missing in the `model_config` of a part of a model."""
 
 
 def _catalog_model(
     space: gym.Space, num_outputs: int | None, config: Mapping[str, Any]
 ) -> tuple[Any, int]:
-    """Returns a model of the catalog with a value, and how many outputs it has."""
+    """Returns a model of the catalog with a value, and its number of outputs."""
     given = {**_ABSENT, **config, "custom_model": None, "custom_model_config": {}}
-    settings = without_memory(given)  # which may be around the whole of which this is a part
+    settings = without_memory(given)  # the whole model may add an LSTM or attention
     if num_outputs is None:
         hidden = [*model_settings(settings)["fcnet_hiddens"]]
         hidden += model_settings(settings)["post_fcnet_hiddens"]
         if not hidden:
             raise ModelError(
-                "num_outputs must be an integer where there is no hidden layer to become the "
-                "output, got None."
+                "num_outputs must be an integer if no hidden layer can become the output, got None."
             )
         num_outputs, settings["no_final_linear"] = hidden[-1], True
     return build_model(leaves(space), num_outputs, settings, with_value=True), num_outputs

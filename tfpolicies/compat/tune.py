@@ -1,6 +1,6 @@
-"""`ray.tune` for ported scripts: it also takes algorithms, their names and their configs.
+"""`ray.tune` for ported scripts, extended to accept algorithms, their names and their configs.
 
-Everything else is Ray Tune's own::
+Other names are Ray Tune's own::
 
     from tfpolicies.compat import tune
 
@@ -25,12 +25,13 @@ def Tuner(
 ) -> Any:
     """Returns a `ray.tune.Tuner`.
 
-    Settings that are no search spaces become part of the trainable: `result.config` has the others.
+    Settings that are not search spaces become part of the trainable: `result.config` has the
+    others.
 
     Args:
-        trainable: an algorithm's class or name; anything else goes to Ray Tune as it is.
-        param_space: a config, or a dict of settings, also nested as in `config.to_dict()`.
-        **rest: as Ray Tune takes it.
+        trainable: an algorithm's class or name; other trainables are passed on unchanged.
+        param_space: a config, or a dict of settings, which may be nested as in `config.to_dict()`.
+        **rest: further arguments of Ray Tune.
 
     Raises:
         ConfigError: if Ray Tune is not installed, for a name that no algorithm has, or for a
@@ -41,17 +42,17 @@ def Tuner(
 
 
 def run(trainable: Any, *args: Any, config: Any = None, **rest: Any) -> Any:
-    """Returns what `ray.tune.run` does; the arguments are those of `Tuner`.
+    """Calls `ray.tune.run` with the arguments of `Tuner`, and returns its result.
 
     Raises:
-        ConfigError: likewise.
+        ConfigError: as `Tuner` does.
     """
     made, space = as_trainable(trainable, config)
     return ray_tune().run(made, *args, config=space, **rest)
 
 
 def as_trainable(trainable: Any, settings: Any = None) -> tuple[Any, Any]:
-    """Returns what Ray Tune takes as a trainable, and what remains to search.
+    """Returns a trainable for Ray Tune, and the settings to search.
 
     Args:
         trainable: an algorithm's class or name; anything else is returned with its settings.

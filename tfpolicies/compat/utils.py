@@ -41,11 +41,11 @@ def try_import_tf(error: bool = False) -> tuple[ModuleType, ModuleType, int]:
 
 
 class _NoModule:
-    """What PyTorch's classes are derived from where there is no PyTorch."""
+    """Base class of PyTorch models, whose constructor raises an error."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotOfferedError(
-            f"{type(self).__name__} is a model of PyTorch, and policies here are TensorFlow's. Use "
+            f"{type(self).__name__} is a model of PyTorch, and policies are TensorFlow's. Use "
             'the script\'s TensorFlow model, with framework("tf2").'
         )
 
@@ -60,7 +60,7 @@ def try_import_torch(error: bool = False) -> tuple[None, SimpleNamespace]:
 
 
 def convert_to_numpy(x: Any, reduce_type: bool = True) -> Any:
-    """Returns a structure of tensors as one of arrays; with `reduce_type` 64-bit ones as 32-bit.
+    """Converts a structure of tensors to arrays; with `reduce_type` 64-bit ones become 32-bit.
 
     >>> convert_to_numpy({"a": tf.constant([1.0])})
     {'a': array([1.], dtype=float32)}
@@ -75,14 +75,13 @@ def convert_to_numpy(x: Any, reduce_type: bool = True) -> Any:
 
 
 def make_tf_callable(session_or_none: Any = None, dynamic_shape: bool = False) -> Any:
-    """Returns a decorator for functions of tensors, which may then be called with arrays.
+    """Returns a decorator that lets functions of tensors be called with arrays.
 
-    The result is an array where there is a session, as in graph mode, and a tensor elsewhere. Of a
-    policy's model, give a method itself (`policy.model.my_method`): it runs with that policy's
-    weights, whenever it is called.
+    The result is an array with a session, as in graph mode, and a tensor otherwise. A method of a
+    policy's model (`policy.model.my_method`) always runs with that policy's weights.
 
     Args:
-        session_or_none: what `policy.get_session()` gives.
+        session_or_none: the result of `policy.get_session()`.
         dynamic_shape: accepted for ported code.
     """
     del dynamic_shape
@@ -104,8 +103,8 @@ def one_hot(x: Any, space: gym.Space | int | None = None, depth: int = 0) -> Any
     """Returns actions or observations `[...]` of a space as float32 `[..., F]`.
 
     Args:
-        x: numbers of a Discrete space; the last axis of a MultiDiscrete one has its parts.
-        space: which of the two it is, for a tensor; or a depth.
+        x: integers of a Discrete space; for a MultiDiscrete one, the last axis has its parts.
+        space: the space, for a tensor; or a depth.
         depth: F, for an array.
 
     Raises:
@@ -142,7 +141,7 @@ def softmax(x: Any, axis: int = -1, epsilon: float = SMALL_NUMBER) -> np.ndarray
 
 
 def flatten_space(space: gym.Space) -> list[gym.Space]:
-    """Returns the spaces that Dicts and Tuples, also nested ones, are made of.
+    """Returns the leaf spaces of Dicts and Tuples, also of nested ones.
 
     >>> both = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(3)])
     >>> flatten_space(gym.spaces.Dict(a=both))
@@ -152,7 +151,7 @@ def flatten_space(space: gym.Space) -> list[gym.Space]:
 
 
 def batch(list_of_structs: Sequence[Any]) -> Any:
-    """Returns observations or actions, nested alike, as one structure of arrays with rows.
+    """Stacks nested observations or actions into one structure of arrays.
 
     >>> batch([{"a": 1}, {"a": 2}])
     {'a': array([1, 2])}
@@ -166,29 +165,29 @@ def batch(list_of_structs: Sequence[Any]) -> Any:
 
 
 def get_tf_eager_cls_if_necessary(orig_cls: Policy, config: Any) -> Policy:
-    """Returns the class itself: a policy class says how it runs."""
+    """Returns the class itself: a policy class defines whether it runs eagerly."""
     del config
     return orig_cls
 
 
 def warn_if_infinite_kl_divergence(policy: Any, kl_divergence: Any) -> None:
-    """Does nothing: KL divergences of the distributions here are finite, with masks too."""
+    """Does nothing: KL divergences of this package's distributions are finite, also with masks."""
 
 
 def explained_variance(y: tf.Tensor, pred: tf.Tensor) -> tf.Tensor:
-    """Returns the share of the variance of `y` `[N]` that `pred` `[N]` explains, at least -1."""
+    """Returns the fraction of the variance of `y` `[N]` that `pred` `[N]` explains, at least -1."""
     return losses.explained_variance(y, pred, tf.ones_like(y))
 
 
 def from_config(cls: Any, config: Any = None, **kwargs: Any) -> Any:
-    """Returns an object of a class, with the settings of a dict.
+    """Returns an object of a class, made with the settings of a dict.
 
     Args:
         cls: the class, unless the config names one; or the config itself.
-        config: keyword arguments, and under "type" the class: itself, or a name that
-            `tfpolicies.compat` has, with RLlib's module in front or without. Or only the class; or
+        config: keyword arguments, and under "type" the class: itself, or a name in
+            `tfpolicies.compat`, with or without RLlib's module. Or only the class; or
             an object of `cls`, which is returned.
-        **kwargs: come before those of the config.
+        **kwargs: override those of the config.
 
     Raises:
         ConfigError: if there is no such class.
@@ -207,13 +206,13 @@ def from_config(cls: Any, config: Any = None, **kwargs: Any) -> Any:
     if not callable(found):
         raise ConfigError(
             f"`type` must be a class, or the name of one in {compat.__name__}, got {found!r}. "
-            "Import the class, and give it itself."
+            "Import the class, and pass it directly."
         )
     return found(**settings)
 
 
 def unset(owner: Any, method: str) -> NotOfferedError:
-    """Returns the error of a method that a subclass has to override, given how it is written."""
+    """Returns the error for a method that a subclass must override, given its signature."""
     return NotOfferedError(f"{type(owner).__name__} has no `{method}`; override it.")
 
 
@@ -225,13 +224,13 @@ def override(parent: type) -> Callable[[Method], Method]:
     ...     def shout(self): ...
     Traceback (most recent call last):
         ...
-    NameError: shout is no method of dict, so it overrides nothing. Check the spelling.
+    NameError: dict has no method shout, so it overrides nothing. Check the spelling.
     """
 
     def check(method: Method) -> Method:
         if method.__name__ not in dir(parent):
             raise NameError(
-                f"{method.__name__} is no method of {parent.__name__}, so it overrides nothing. "
+                f"{parent.__name__} has no method {method.__name__}, so it overrides nothing. "
                 "Check the spelling."
             )
         return method

@@ -1,4 +1,4 @@
-"""`VectorEnv`: environments that step together, as RLlib's users write them."""
+"""`VectorEnv`: environments that step together, in RLlib's form."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ logger = logging.getLogger("tfpolicies")
 
 Info = dict[str, Any]
 Steps = tuple[list[Any], list[float], list[bool], list[bool], list[Info]]
-"""Observations, rewards, whether episodes terminated, whether they were truncated, infos."""
+"""Observations, rewards, terminated flags, truncated flags, infos."""
 
 
 class VectorEnv(SteppedTogether):
-    """N environments behind one step, made of a few methods.
+    """Base class of N environments with a common step.
 
-    A subclass overrides `vector_reset`, `reset_at` and `vector_step`. It decides the number of
-    environments, whatever `num_envs_per_worker` is. Samplers step it by one `vector_step`, and
+    A subclass overrides `vector_reset`, `reset_at` and `vector_step`. It chooses the number of
+    environments; `num_envs_per_worker` has no effect. Samplers step it by one `vector_step`, and
     reset the environments whose episodes have ended by `reset_at`.
 
-    An environment that broke, and was made anew, may be told by an exception in place of its
-    observation; its episode is dropped. With `restart_failed_sub_environments` one that gives what
-    is not of its space is made anew by `restart_at`, and all are if a method raises.
+    If an environment failed and was re-created, a subclass may return an exception in place of its
+    observation; its episode is dropped. With `restart_failed_sub_environments`, an environment that
+    returns values outside its space is re-created by `restart_at`, and all are if a method raises.
 
     Args:
         observation_space: of one environment.
@@ -53,24 +53,25 @@ class VectorEnv(SteppedTogether):
         observation_space: gym.Space | None = None,
         restart_failed_sub_environments: bool = False,
     ) -> VectorEnv:
-        """Returns plain environments behind one step.
+        """Returns a `VectorEnv` of Gymnasium environments.
 
         Args:
             make_env: makes the environment of an index; not needed if there are enough.
-            existing_envs: those that there are, for the first indices.
+            existing_envs: existing environments, for the first indices.
             num_envs: N.
-            action_space: of one environment, that of the first one by default.
-            observation_space: likewise.
-            restart_failed_sub_environments: whether one that raises is made anew by `make_env`.
+            action_space: of one environment, by default that of the first one.
+            observation_space: of one environment, by default that of the first one.
+            restart_failed_sub_environments: whether `make_env` re-creates an environment that
+                raises.
 
         Raises:
-            EnvError: if there are too few environments, and nothing makes more.
+            EnvError: if there are too few environments, and no `make_env`.
         """
         envs = list(existing_envs or ())
         if make_env is None and (len(envs) < num_envs or restart_failed_sub_environments):
             raise EnvError(
-                f"make_env is None, but {num_envs} environments are to be stepped, {len(envs)} are "
-                f"given, and {restart_failed_sub_environments=}. Give a function of the index."
+                f"make_env must be a function of the index for num_envs={num_envs}, {len(envs)} "
+                f"existing environments and {restart_failed_sub_environments=}, got None."
             )
         makes = make_env if restart_failed_sub_environments else None
         while make_env is not None and len(envs) < num_envs:
@@ -85,11 +86,11 @@ class VectorEnv(SteppedTogether):
     def vector_reset(
         self, *, seeds: list[int] | None = None, options: list[Info] | None = None
     ) -> tuple[list[Any], list[Info]]:
-        """Starts new episodes everywhere; returns N observations and N infos.
+        """Starts new episodes in all environments; returns N observations and N infos.
 
         Args:
             seeds: one for each environment, or None.
-            options: likewise.
+            options: one for each environment, or None.
         """
         raise unset(self, "vector_reset(self, *, seeds=None, options=None)")
 
@@ -98,12 +99,12 @@ class VectorEnv(SteppedTogether):
     ) -> tuple[Any, Info]:
         """Starts a new episode of one environment; returns its observation and info.
 
-        The observation is an exception if that broke it, and it was made anew.
+        The observation is an exception if the reset failed, and the environment was re-created.
         """
         raise unset(self, "reset_at(self, index, *, seed=None, options=None)")
 
     def restart_at(self, index: int | None = None) -> None:
-        """Makes one environment anew, which `reset_at` is then called for."""
+        """Re-creates one environment; `reset_at` is called next."""
         raise unset(self, "restart_at(self, index)")
 
     def vector_step(self, actions: list[Any]) -> Steps:
@@ -113,17 +114,16 @@ class VectorEnv(SteppedTogether):
             actions: N actions.
 
         Returns:
-            N observations, rewards, whether episodes terminated, whether they were truncated, and
-            infos.
+            N observations, rewards, terminated flags, truncated flags, and infos.
         """
         raise unset(self, "vector_step(self, actions)")
 
     def get_sub_environments(self) -> list[Any]:
-        """Returns the N environments, for those who want to talk to them; [] if there are none."""
+        """Returns the N environments for direct access; [] if there are none."""
         return []
 
     def try_render_at(self, index: int | None = None) -> Any:
-        """Returns an image of one environment, as `render` gives it; None if there is none."""
+        """Returns the image that `render` of one environment returns; None if there is none."""
         envs = self.get_sub_environments()
         return envs[index or 0].render() if envs else None
 
@@ -133,19 +133,19 @@ class VectorEnv(SteppedTogether):
             env.close()
 
     def as_environments(self) -> SteppedByMethods:
-        """Returns what steps these environments."""
+        """Returns the adapter that steps these environments."""
         return SteppedByMethods(self)
 
 
 class _PlainVectorEnv(VectorEnv):
-    """Plain environments behind one step.
+    """A `VectorEnv` of Gymnasium environments.
 
     Args:
         observation_space: of one environment.
         action_space: of one environment.
         envs: the environments.
-        make_env: makes the environment of an index in the place of one that broke; None: what it
-            raises is an error.
+        make_env: re-creates the environment of an index after a failure; None: failures are
+            raised.
     """
 
     def __init__(
@@ -177,11 +177,13 @@ class _PlainVectorEnv(VectorEnv):
 
     def restart_at(self, index: int | None = None) -> None:
         if self.make_env is None:
-            raise EnvError(f"Environment {index or 0} cannot be made anew: make_env is None.")
+            raise EnvError(
+                f"Environment {index or 0} cannot be re-created: make_env is None. Give make_env."
+            )
         try:
             self.envs[index or 0].close()
         except BREAKS as error:
-            logger.warning("Environment %d broke in close(): %r", index or 0, error)
+            logger.warning("Environment %d failed in close(): %r", index or 0, error)
         self.envs[index or 0] = self.make_env(index or 0)
 
     def vector_step(self, actions: list[Any]) -> Steps:
@@ -196,7 +198,7 @@ class _PlainVectorEnv(VectorEnv):
             return self._mended(index, error), 0.0, True, True, {}
 
     def _mended(self, index: int, error: Exception) -> Exception:
-        """Makes an environment anew if that is asked for, and returns what it raised."""
+        """Re-creates a failed environment if that is enabled, and returns its error."""
         if self.make_env is None:
             raise error
         self.restart_at(index)
@@ -207,7 +209,7 @@ class _PlainVectorEnv(VectorEnv):
 
 
 class SteppedByMethods(SeparateEnvironments):
-    """What steps a `VectorEnv`.
+    """Steps a `VectorEnv`, as the samplers' environments.
 
     Args:
         env: a `VectorEnv`.
@@ -237,22 +239,22 @@ class SteppedByMethods(SeparateEnvironments):
             return self._all_renewed()
 
     def _first(self, seeds: Sequence[int] | None = None) -> Any:
-        """Returns the first observations of new episodes, batched."""
+        """Starts new episodes; returns their first observations, batched."""
         reset = self.env.vector_reset
         found, _ = reset() if seeds is None else reset(seeds=list(seeds))
         return self._stack([*map(self._checked_first, range(self.num_envs), found)])
 
     def _checked_first(self, index: int, obs: Any) -> Any:
-        """Returns the first observation of an environment, which may have broken in its reset."""
+        """Returns the first observation of an environment, whose reset may have failed."""
         if isinstance(obs, Exception):
             self._take_down(index, "vector_reset", obs)
             return self._first_observation(index)
-        what = f"observation that {self.repairs.call(index, 'vector_reset')} gave"
+        what = f"observation that {self.repairs.call(index, 'vector_reset')} returned"
         check_observation(self.observation_space, obs, what)
         return obs
 
     def _all_renewed(self) -> Any:
-        """Makes the whole `VectorEnv` anew; returns its first observations."""
+        """Re-creates the whole `VectorEnv`; returns its first observations."""
 
         def start(env: VectorEnv) -> Any:
             self.env = env
@@ -284,7 +286,7 @@ class SteppedByMethods(SeparateEnvironments):
         return broken
 
     def _take_down(self, index: int, method: str, error: Exception) -> None:
-        """Takes down that an environment broke, and that the `VectorEnv` has made it anew."""
+        """Records that an environment failed, and that the `VectorEnv` has re-created it."""
         self.repairs.mended(index, method, error)
         self._announce(index)
 
@@ -294,7 +296,6 @@ class SteppedByMethods(SeparateEnvironments):
         return self._reset(index)
 
     def _announce(self, index: int) -> None:
-        """Tells of an environment that was made anew."""
         if envs := self.env.get_sub_environments():
             self.repairs.on_made(envs[index], index)
 

@@ -1,1 +1,1 @@
-"""Policies that others made, as policies that act."""
+"""Policies that act with imported third-party models."""

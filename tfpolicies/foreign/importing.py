@@ -1,4 +1,4 @@
-"""`import_policy`: a SavedModel, ONNX file or Keras model of others as a policy that acts."""
+"""`import_policy`: a policy that acts with a third-party SavedModel, ONNX file or Keras model."""
 
 from __future__ import annotations
 
@@ -49,46 +49,47 @@ def import_policy(
     model_work_limit: float = 1.0,
     providers: Sequence[str] | None = None,
 ) -> ImportedPolicy:
-    """Returns a policy that acts by a model of others, and never learns.
+    """Returns a policy that acts with a third-party model, and never learns.
 
-    It is for evaluations, for a `PolicyMap`, and as an opponent in training. Known are:
+    Use it for evaluations, in a `PolicyMap`, and as an opponent in training. Supported are:
 
-    * our own exports, whose `policy_spec.json` tells spaces, inputs and outputs;
+    * exports of this package, whose `policy_spec.json` gives spaces, inputs and outputs;
     * a SavedModel of TF-Agents' PolicySaver, with `action(time_step, policy_state)` and
       `get_initial_state`;
     * any other SavedModel, ONNX file, `.keras` file or `keras.Model`: with one input for each part
       of the observation and one output of actions or logits.
 
-    Nothing in a file may do more than compute. Of a SavedModel, each operation must be one of those
-    that read their inputs and the model's own variables: reading and writing files, Python, tables
-    of files and operations of other libraries are refused. An ONNX file has ONNX's own operators
-    and its weights in itself, or in files beside it. A `.keras` file names layers of Keras that
-    hold no code, and takes no more work than a checkpoint's model may. An ONNX file is first run in
-    a process of its own, and each call is limited to 30 seconds and 1 GiB. A call of a SavedModel
-    is limited to 30 seconds, too, and such models run one at a time.
+    A file can only compute. Each operation of a SavedModel must be on the list of those that read
+    only their inputs and the model's own variables: reading and writing files, Python, lookup
+    tables from files and operations of other libraries are refused. An ONNX file may use ONNX's own
+    operators, with weights in the file, or in files next to it. A `.keras` file may name Keras
+    layers without code, and must stay within the computation limit of a checkpoint's model. An ONNX
+    file is first run in a separate process, and each call is limited to 30 seconds and 1 GiB. A
+    call of a SavedModel is also limited to 30 seconds, and such models run one at a time.
 
     Args:
         path: a folder or file, or a `keras.Model`.
-        observation_space: what the model sees; not needed for our own exports.
-        action_space: what its actions are of; likewise.
-        names: inputs and outputs that are not evident: `{"obs": input, "actions": output}`, or
+        observation_space: the space of the model's observations; not needed for exports of this
+            package.
+        action_space: the space of its actions; not needed for exports of this package.
+        names: inputs and outputs that cannot be inferred: `{"obs": input, "actions": output}`, or
             "logits" in place of "actions" for Discrete and MultiDiscrete actions. Parts of nested
-            spaces are `obs_<key>` and `actions_<key>`; a memory is `state_in_0`, ... and
-            `state_out_0`, ..., zeros at first.
+            spaces are `obs_<key>` and `actions_<key>`; recurrent state is `state_in_0`, ... and
+            `state_out_0`, ..., initially zeros.
         signature: the function of a SavedModel; by default `action`, else `serving_default`.
-        normalized: whether actions of a Box are from -1 to 1, and not in its bounds.
-        explore: whether actions are drawn from logits, unless a call says otherwise.
-        seed: of these draws.
-        model_work_limit: how many times the usual work the model of a `.keras` file may take; see
-            `docs/decisions/003`. `math.inf` for no limit, which also lifts those of an ONNX file
-            and a SavedModel.
-        providers: of an ONNX file: what ONNX Runtime computes with, such as
+        normalized: whether actions of a Box are from -1 to 1 instead of within its bounds.
+        explore: whether actions are drawn from logits, unless a call sets it.
+        seed: the seed of these draws.
+        model_work_limit: how many times the default computation limit the model of a `.keras` file
+            may use; see `docs/decisions/003`. `math.inf` for no limit, which also lifts the limits
+            of ONNX files and SavedModels.
+        providers: for an ONNX file: the execution providers of ONNX Runtime, such as
             `["CUDAExecutionProvider"]`; None: the CPU.
 
     Raises:
         MissingModelFileError: if there is no such file; also a FileNotFoundError.
-        ModelImportError: if it is damaged, has what is refused, or does not fit; the message names
-            the inputs and outputs.
+        ModelImportError: if it is damaged, contains something that is refused, or does not fit; the
+            message names the inputs and outputs.
         SpaceError: if a space is missing or cannot be used.
         UsageError: for arguments that do not fit each other, and providers that ONNX Runtime lacks.
         ForkError: if this process was forked after TensorFlow had started.
@@ -102,13 +103,16 @@ def import_policy(
     wiring: Wiring | None = None
     if spec is not None:
         if names or normalized:
-            raise UsageError("An export of this package tells its names itself; give none.")
+            raise UsageError(
+                "An export of this package defines its own names: leave `names` and `normalized` "
+                "out."
+            )
         wiring, observation_space, action_space = _of_spec(model, spec)
     for name, space in (("observation_space", observation_space), ("action_space", action_space)):
         if not isinstance(space, gym.Space):
             source = f"{model.source[0].lower()}{model.source[1:]}"
-            got = "" if space is None else f", and {space!r} is no gymnasium space"
-            raise SpaceError(f"Give {name}: {source} does not say it{got}.")
+            got = "" if space is None else f", and {space!r} is not a gymnasium space"
+            raise SpaceError(f"Give {name}: {source} does not define it{got}.")
         require_values(space, name)
     wiring = wiring or wired(model, observation_space, action_space, names)  # type: ignore[arg-type]
     config = {
@@ -127,7 +131,7 @@ def _opened(
     model_work_limit: float,
     providers: Sequence[str] | None,
 ) -> tuple[ForeignModel, Mapping[str, Any] | None]:
-    """Returns a model, and the `policy_spec.json` of one that this package exported."""
+    """Returns a model, and its `policy_spec.json` if this package exported it."""
     import keras
 
     if isinstance(path, keras.Model):
@@ -196,6 +200,6 @@ def _of_spec(model: ForeignModel, spec: Mapping[str, Any]) -> tuple[Wiring, Any,
         return of_export(model, spec), *spaces  # type: ignore[return-value]
     except (CheckpointError, KeyError, TypeError, AttributeError) as error:
         raise ModelImportError(
-            f"The {SPEC_FILE} beside {model.source} is malformed: {error!r:.200}. Export the "
-            "policy again."
+            f"The {SPEC_FILE} of {model.source} is malformed: {error!r:.200}. Export the policy "
+            "again."
         ) from error

@@ -1,4 +1,4 @@
-"""Keras models of others: as objects, or as `.keras` files, of which nothing is executed."""
+"""Imported Keras models: objects, or `.keras` files, from which no code is executed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LARGEST = 1 << 24  # bytes of an architecture
 
 
 class KerasModel(ForeignModel):
-    """A functional or sequential model.
+    """A functional or sequential Keras model.
 
     Args:
-        model: built; its weights are those that it has whenever it acts.
-        source: where it is from, for messages.
+        model: a built model; each call uses its current weights.
+        source: describes its origin in messages.
         model_work_limit: see `limit_work`; it matters for inputs whose sizes a file leaves open.
 
     Raises:
@@ -68,7 +68,8 @@ class KerasModel(ForeignModel):
         """Returns all outputs by name; see `ForeignModel.run`.
 
         Raises:
-            ModelImportError: if a file's model takes too much work for inputs of these sizes.
+            ModelImportError: if a file's model exceeds the computation limit for inputs of these
+                sizes.
         """
         self._require_work([np.shape(feed[x.name])[1:] for x in self.inputs])
         given: Any = self._function([tf.constant(feed[x.name]) for x in self.inputs])
@@ -92,7 +93,7 @@ _DAMAGED = (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile)
 
 
 def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
-    """Returns the model in a `.keras` file, made of what files may name of Keras.
+    """Returns the model in a `.keras` file, built from Keras classes that a file may name.
 
     Args:
         path: the file.
@@ -101,7 +102,7 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
     Raises:
         MissingModelFileError: if there is none.
         ModelImportError: if it is damaged, names anything else, describes other weights than it
-            holds, or takes too much work.
+            holds, or exceeds the computation limit.
     """
     source = f"The Keras file {os.fspath(path)!r}"
     try:
@@ -112,14 +113,14 @@ def read_keras_file(path: Path, model_work_limit: float = 1.0) -> KerasModel:
             weights = read_keras_weights(path)
         except ModelImportError:
             with built_from(source, 0), limit_work(model_work_limit):
-                model_from_json(config, what)  # what it must not name comes first
+                model_from_json(config, what)  # refused names are reported first
             raise
         count = sum(x.array.size for layer in weights.layers for x in layer.weights)
         try:
             with built_from(source, count), limit_work(model_work_limit):
                 model = model_from_json(config, what)
         except CheckpointError:
-            require_unquantized(weights, path)  # it has dtype policies that no file may name
+            require_unquantized(weights, path)  # files must not name its dtype policies
             raise
     except FileNotFoundError as error:
         raise MissingModelFileError(f"{source} is not there.") from error

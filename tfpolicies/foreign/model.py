@@ -1,4 +1,4 @@
-"""A model of others: named tensors in, named tensors out."""
+"""Interface of imported models: named tensors in, named tensors out."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ class Socket(NamedTuple):
     """One input or output of a model."""
 
     name: str
-    shape: tuple[int | None, ...]  # None where any size does; the first axis is that of rows
+    shape: tuple[int | None, ...]  # None for any size; the first axis is the batch axis
     dtype: np.dtype
 
     def __str__(self) -> str:
-        """Returns it for messages: `obs float32 [None, 4]`."""
+        """Returns a description for messages: `'obs' float32 [None, 4]`."""
         return f"{self.name!r} {self.dtype} {list(self.shape)}"
 
 
 class ForeignModel(abc.ABC):
-    """A model of others; it is never changed, so that copies of a policy share it.
+    """An imported third-party model; it never changes, so copies of a policy share it.
 
     Attributes:
-        source: where it is from, for messages.
-        inputs: what it takes, rows first.
-        outputs: what it gives.
+        source: describes its origin in messages.
+        inputs: its inputs, batch axis first.
+        outputs: its outputs.
         takes_providers: whether ONNX Runtime runs it.
     """
 
@@ -43,11 +43,11 @@ class ForeignModel(abc.ABC):
         """Returns all outputs by name, given all inputs."""
 
     def initial_memory(self) -> list[np.ndarray] | None:
-        """Returns the memory at the start of an episode, if the model tells it."""
+        """Returns the state at the start of an episode; None if the model does not define it."""
         return None
 
     def in_rows(self, feed: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
-        """Returns all outputs for so many rows, in parts where the model takes a fixed number."""
+        """Returns all outputs for `rows` rows, in padded chunks if the batch size is fixed."""
         fixed = next((x.shape[0] for x in self.inputs if x.shape and x.shape[0]), None)
         if fixed is None or fixed == rows:
             return self.run(feed)

@@ -1,4 +1,4 @@
-"""ONNX files of others, with the files of weights beside them."""
+"""Imported ONNX files, and files next to them that hold their weights."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class OnnxFile(ForeignModel):
     """An ONNX file, run by ONNX Runtime on one thread.
 
     Args:
-        path: of the file.
-        limited: whether the time and memory that it takes are limited; see `LimitedSession`.
-        providers: what ONNX Runtime computes with; see `OnnxPolicy`.
+        path: the file.
+        limited: whether its time and memory are limited; see `LimitedSession`.
+        providers: the execution providers of ONNX Runtime; see `OnnxPolicy`.
 
     Raises:
         MissingModelFileError: if there is none.
         ModelImportError: if it is damaged, has operators of other domains than ONNX's own, has
-            weights in files that are not beside it, or takes too much.
+            weights in files that are not in its folder, or exceeds a limit.
     """
 
     takes_providers = True
@@ -59,14 +59,14 @@ class OnnxFile(ForeignModel):
         self.outputs = [self._socket(each) for each in session.get_outputs()]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Returns how another process loads the model: from the same file."""
+        """Pickles the model as its path: another process loads the same file."""
         return type(self), (self._path, self._limited, self._providers)
 
     def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns all outputs by name; see `ForeignModel.run`.
 
         Raises:
-            ModelImportError: if that takes too much time or memory.
+            ModelImportError: if the call exceeds the time or memory limit.
         """
         names = [port.name for port in self.outputs]
         try:
@@ -78,7 +78,7 @@ class OnnxFile(ForeignModel):
         if port.type not in _DTYPES:
             raise ModelImportError(
                 f"{self.source} cannot be imported: {port.name!r} is a {port.type}, and only plain "
-                "numbers are understood."
+                "numbers are supported."
             )
         shape = tuple(size if isinstance(size, int) else None for size in port.shape)
         return Socket(port.name, shape, np.dtype(_DTYPES[port.type]))
@@ -91,25 +91,25 @@ class _ExternalWeights:
     """Reads weights from files in the folder of an ONNX file, as PyTorch writes them.
 
     Args:
-        folder: of the ONNX file.
+        folder: the folder of the ONNX file.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._contents: dict[str, memoryview] = {}  # by the names of files
-        self._unused = 0  # bytes of these files that no tensor has taken
+        self._unused = 0  # bytes of these files that no tensor has used
 
     def read(self, entries: Mapping[str, str]) -> bytes:
         """Returns the bytes of one tensor.
 
-        All tensors together get no more bytes than the files have.
+        The tensors together cannot use more bytes than the files have.
 
         Args:
             entries: `location`, the name of a file; `offset` and `length` in bytes, by default 0
-                and what is left.
+                and the rest of the file.
 
         Raises:
-            ValueError: if there is no such file in the folder, or it has no such bytes.
+            ValueError: if there is no such file in the folder, or it does not have these bytes.
         """
         name = entries.get("location", "")
         if name not in self._contents:
@@ -121,24 +121,25 @@ class _ExternalWeights:
         self._unused -= size
         if offset + size > len(content) or self._unused < 0:
             raise _get_error(
-                name, f"which has {len(content)} bytes, and not {size} from {offset} on for itself"
+                name,
+                f"which does not have {size} unused bytes from {offset} ({len(content)} in all)",
             )
         return bytes(content[offset : offset + size])
 
     def _read_file(self, name: str) -> bytes:
-        """Returns what a file of the folder holds: no link, since that may lead elsewhere."""
+        """Returns the content of a file; refuses links, which may lead out of the folder."""
         if not 0 < len(name) < 256 or Path(name).name != name or "\0" in name:
-            raise _get_error(name, "which is no name of a file beside it")
+            raise _get_error(name, "which is not the name of a file in its folder")
         path = self._folder / name
         try:
             status = os.lstat(path)
             if not stat.S_ISREG(status.st_mode):
-                raise _get_error(name, "which is no regular file")
+                raise _get_error(name, "which is not a regular file")
             if status.st_size + sum(map(len, self._contents.values())) > _MOST_WEIGHTS:
-                raise _get_error(name, "which makes more than 2 GiB")
+                raise _get_error(name, "with which it has more than 2 GiB")
             return read_regular(path)
         except FileNotFoundError:
-            raise _get_error(name, "which is not beside it") from None
+            raise _get_error(name, "which is not in its folder") from None
         except OSError as error:
             raise _get_error(name, f"which cannot be read ({error})") from None
 

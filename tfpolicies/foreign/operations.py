@@ -1,9 +1,9 @@
-"""Which operations of TensorFlow a SavedModel of a stranger may have.
+"""Allow-list of TensorFlow operations for untrusted SavedModels.
 
-A SavedModel is a program, and TensorFlow's operations read and write files, open connections and
-call Python. Those of `operations.txt` compute from their inputs and from the model's own variables
-alone. What else there is, operations of other libraries included, is refused before anything is
-loaded.
+A SavedModel is a program, and TensorFlow's operations can read and write files, open connections
+and call Python. The operations in `operations.txt` only compute from their inputs and the model's
+own variables. All other operations, also those of other libraries, are refused before
+anything is loaded.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _LISTED = resources.files(__package__).joinpath("operations.txt").read_text("utf-8").splitlines()
 KNOWN = frozenset(name for line in _LISTED if line[:1] != "#" for name in line.split())
-"""The names of those that may be anywhere; `operations.txt` lists them."""
+"""The names of operations that are allowed everywhere; `operations.txt` lists them."""
 
 _FILES = "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch StringJoin"
 SAVING = frozenset(_FILES.split())
-"""Those that may be where a SavedModel saves and restores itself, which is never run here."""
+"""Operations that are also allowed in a SavedModel's own saver, which is never run here."""
 
 
 def unknown_operations(graph: MetaGraphDef) -> list[str]:
     """Returns the names of operations that a model may not have, in order.
 
     Args:
-        graph: a `MetaGraphDef`. Of its own nodes nothing is run, but they tell which functions save
+        graph: a `MetaGraphDef`. None of its own nodes is run, but they show which functions save
             and restore.
     """
     functions = {each.signature.name: each for each in graph.graph_def.library.function}
@@ -45,10 +45,10 @@ def unknown_operations(graph: MetaGraphDef) -> list[str]:
 
 
 def mistyped_constants(graph: MetaGraphDef) -> list[str]:
-    """Returns the names of constants whose value is of another type than the constant, in order.
+    """Returns the names of constants whose value has another type than the constant, in order.
 
-    TensorFlow 2.18 does not refuse them, and ends the process where it reads such a value while it
-    infers shapes.
+    TensorFlow 2.18 does not refuse them, and crashes the process when it reads such a value during
+    shape inference.
     """
     return sorted(
         node.name
@@ -71,7 +71,7 @@ def _savers(graph: MetaGraphDef) -> set[str]:
 
 
 def _called(nodes: Iterable[Any]) -> Iterator[str]:
-    """Yields the names of functions that nodes refer to, and of those that are operations."""
+    """Yields the names of functions that nodes refer to; an operation can be a function itself."""
     for node in nodes:
         yield node.op
         for value in node.attr.values():

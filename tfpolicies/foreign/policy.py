@@ -1,4 +1,4 @@
-"""A policy that acts by a model of others, and never changes."""
+"""A policy that acts with an imported model, and never changes."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.type_aliases import Structure
 
 IMPORTED = "imported"
-"""The setting of a policy that has its model."""
+"""The setting that holds a policy's model."""
 
 
 class Imported(NamedTuple):
-    """A model of others, and what its inputs and outputs are."""
+    """An imported model with the mapping of its inputs and outputs."""
 
     model: ForeignModel
     wiring: Wiring
 
 
 class ImportedPolicy(Policy):
-    """Acts by a model of others: in evaluations, in maps, and as an opponent; it never learns.
+    """Acts with an imported model: in evaluations, in a policy map, and as an opponent.
 
-    `import_policy` makes it. A checkpoint holds its settings, but not the model, which is given
-    when it is loaded: `config={"imported": policy.config["imported"]}`.
+    It never learns. `import_policy` makes it. A checkpoint holds its settings, but not the model.
+    Pass the model when loading it: `config={"imported": policy.config["imported"]}`.
 
     Args:
-        observation_space: what the model sees.
-        action_space: what it does.
+        observation_space: the space of the model's observations.
+        action_space: the space of its actions.
         config: settings; `imported` is the model.
 
     Raises:
@@ -67,7 +67,7 @@ class ImportedPolicy(Policy):
 
     def _not_offered(self, method: str) -> NotOfferedError:
         return NotOfferedError(
-            f"Imported policies have no `{method}`: their model stays what it is. Use the file "
+            f"Imported policies have no `{method}`: their model cannot be changed. Use the file "
             "that you imported, or build a policy around a Keras model, by "
             "model={'custom_model': ...}."
         )
@@ -86,10 +86,10 @@ class ImportedPolicy(Policy):
     ) -> ActionBatch:
         """Chooses one action for each row; see `Policy.compute_actions`.
 
-        With `explore`, actions are drawn where the model gives logits; else they are what it gives.
+        With `explore`, actions are drawn if the model gives logits; otherwise they are its outputs.
 
         Raises:
-            ModelImportError: if the model gives another number of rows, or rows of another size.
+            ModelImportError: if the model returns another number of rows, or rows of another size.
         """
         obs = batch_leaves(self._seen, obs_batch, "obs_batch")
         rows, wiring = len(obs[0]), self._wiring
@@ -111,7 +111,7 @@ class ImportedPolicy(Policy):
         return ActionBatch(chosen, after, extras)
 
     def get_initial_state(self) -> list[np.ndarray]:
-        """Returns the memory at the start of an episode."""
+        """Returns the recurrent state at the start of an episode."""
         return [x.copy() for x in self._wiring.memory]
 
     def compute_gradients(
@@ -125,7 +125,7 @@ class ImportedPolicy(Policy):
         raise self._frozen()
 
     def set_weights(self, weights: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> None:
-        """Raises a `FrozenPolicyError` if there are any: an imported policy keeps its own."""
+        """Raises a `FrozenPolicyError` unless `weights` is empty: the model cannot be changed."""
         if weights:
             raise self._frozen()
 
@@ -138,15 +138,15 @@ class ImportedPolicy(Policy):
 
     def _frozen(self) -> FrozenPolicyError:
         return FrozenPolicyError(
-            f"The policy {self.policy_id!r} is imported: it acts, but neither learns nor takes "
-            "other weights. Leave it out of `policies_to_train`; to train on, give the network as "
-            "model={'custom_model': ...} to a policy of this package."
+            f"The policy {self.policy_id!r} is imported: it acts, but neither learns nor accepts "
+            "other weights. Leave it out of `policies_to_train`; to continue training, give the "
+            "network as model={'custom_model': ...} to a policy of this package."
         )
 
     def _before(
         self, actions: Structure | None, rewards: Structure | None, rows: int
     ) -> dict[str, np.ndarray]:
-        """Returns what the model reads of the last step; zeros where it is not given."""
+        """Returns the inputs from the last step that the model reads; zeros where they are None."""
         earned = np.zeros(rows) if rewards is None else np.asarray(rewards)
         found = dict.fromkeys(self._wiring.rewards, earned)
         if not self._wiring.previous:
@@ -159,7 +159,7 @@ class ImportedPolicy(Policy):
         return found | dict(zip(self._wiring.previous, last, strict=True))
 
     def _require_rows(self, outputs: Mapping[str, np.ndarray], rows: int) -> None:
-        """Checks what the model computed: its file may say other shapes.
+        """Checks the shapes of the outputs, since a file may declare other shapes.
 
         Raises:
             ModelImportError: if an output has another number of rows, or rows of another size.
@@ -176,8 +176,8 @@ class ImportedPolicy(Policy):
             shape, size = outputs[name].shape, sizes.get(name)
             if shape[:1] != (rows,) or size not in (None, math.prod(shape[1:])):
                 raise ModelImportError(
-                    f"{self._model.source} does not do what it says: its output {name!r} has the "
-                    f"shape {list(shape)} for {rows} rows. Save it again."
+                    f"{self._model.source} does not match its signature: its output {name!r} has "
+                    f"the shape {list(shape)} for {rows} rows. Save it again."
                 )
 
     def _chosen(
@@ -189,9 +189,9 @@ class ImportedPolicy(Policy):
         return [found[name].reshape(rows, *leaf.shape).astype(leaf.dtype) for name, leaf in pairs]
 
     def _drawn(self, logits: np.ndarray, explore: bool) -> np.ndarray:
-        """Returns the likeliest choices, or with `explore` drawn ones, as the environment has them.
+        """Returns the most likely choices, or samples with `explore`, in the environment's units.
 
-        A draw is the largest of logits and noise of Gumbel's distribution.
+        Samples are the argmax of logits plus Gumbel noise.
         """
         (leaf,), sizes = self._acted, choices(self.action_space)
         noisy = logits + self.generator.gumbel(size=logits.shape) if explore else logits

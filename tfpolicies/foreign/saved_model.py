@@ -1,4 +1,4 @@
-"""SavedModels of others."""
+"""Imported SavedModels."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _RUNNING = (
     "was loaded, but does not run: {!s:.200}",
     (tf.errors.OpError, TypeError, ValueError, LookupError),
 )
-_IN_TURN = threading.RLock()  # what a call can be ended by is one variable of TensorFlow's
+_IN_TURN = threading.RLock()  # TensorFlow has one variable for the cancellation of calls
 
 
 def saved_model_in(path: Path) -> Path | None:
-    """Returns the folder of a SavedModel: `path`, or its version with the highest number."""
+    """Returns the folder of a SavedModel: `path`, or its subfolder with the highest number."""
     if (path / _FILE).exists():
-        return (path / _FILE).resolve().parent  # our folders of versions lead to the newest
+        return (path / _FILE).resolve().parent  # exported version folders link to the newest
     versions = [x for x in path.glob("*") if x.name.isdecimal() and (x / _FILE).exists()]
     return max(versions, key=lambda x: int(x.name), default=None)
 
@@ -46,17 +46,17 @@ class SavedModelFunction(ForeignModel):
     """One function of a SavedModel.
 
     Args:
-        folder: of the SavedModel.
+        folder: the SavedModel.
         signature: the name of a signature; None for the function `action`, or the signature
             `action`, `serving_default` or the only one.
         limited: whether the time of loading and of each call is limited, by `CallClock`. A model
-            that takes longer is stopped for good, between two operations. Limited models run one
+            that takes longer is stopped permanently, between two operations. Limited models run one
             at a time.
 
     Raises:
         MissingModelFileError: if there is none.
-        ModelImportError: if it is damaged, has an operation that is not known, or not the function,
-            or takes too much time.
+        ModelImportError: if it is damaged, has an operation that is not allowed, lacks the
+            function, or exceeds the time limit.
     """
 
     def __init__(self, folder: Path, signature: str | None, limited: bool = True) -> None:
@@ -67,17 +67,17 @@ class SavedModelFunction(ForeignModel):
         named = self._errors_named("cannot be loaded: {!s:.500}")
         with named, link_without_wildcards(folder) as place, quiet_conversion(), self._in_time():
             self._loaded = tf.saved_model.load(str(place))
-        problem = "was refused: what it has as a signature is no function of tensors ({!s:.200})"
+        problem = "was refused: its signature is not a function of tensors ({!s:.200})"
         with self._errors_named(problem):
             self._function = self._found(signature)
             self._structure = self._function.structured_input_signature
-            args, kwargs = self._structure  # of which one alone is no level of names
+            args, kwargs = self._structure  # names get no prefix if one of them is empty
             self._leaves = [*_paths(self._structure if args and kwargs else args or kwargs)]
             self.inputs = _sockets(self._leaves)
             self.outputs = _sockets(_paths(self._function.structured_outputs))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Is loaded anew, from the same folder, in another process."""
+        """Pickles the model as its path: another process loads the same folder."""
         return type(self), self._given
 
     @ensure_eager()
@@ -91,7 +91,7 @@ class SavedModelFunction(ForeignModel):
 
     @ensure_eager()
     def initial_memory(self) -> list[np.ndarray] | None:
-        """Returns what `get_initial_state` gives for one row, without its axis; None without it."""
+        """Returns the state of `get_initial_state` for one row, without the batch axis."""
         signature = self._loaded.signatures.get(_MEMORY)
         if signature is None and not hasattr(self._loaded, _MEMORY):
             return None
@@ -104,13 +104,13 @@ class SavedModelFunction(ForeignModel):
             return [np.asarray(x)[0] for _, x in _paths(given)]
 
     def stop(self) -> None:
-        """Ends what runs, between two operations, and lets nothing run again."""
+        """Stops a running call between two operations, and prevents further calls."""
         if self._cancelling is not None:
             self._cancelling.start_cancel()
 
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
-        """Limits the time that TensorFlow takes for what is run while it is entered."""
+        """Limits the time of TensorFlow calls in its block."""
         if self._cancelling is None:
             yield
             return
@@ -122,9 +122,9 @@ class SavedModelFunction(ForeignModel):
                 if not self._cancelling.is_cancelled:
                     raise
                 raise ModelImportError(
-                    f"{self.source} takes too much: it did not end in {player.CALL_SECONDS:.3g} "
-                    "seconds, and it is stopped; give it fewer rows at once, or set "
-                    "model_work_limit=math.inf if you trust where it is from."
+                    f"{self.source} takes too long: it did not finish in {player.CALL_SECONDS:.3g} "
+                    "seconds, and was stopped; give it fewer rows at once, or set "
+                    "model_work_limit=math.inf if you trust its origin."
                 ) from error
             finally:
                 player.CALL_CLOCK.stop()
@@ -133,7 +133,7 @@ class SavedModelFunction(ForeignModel):
     def _errors_named(
         self, problem: str, kinds: tuple[type[Exception], ...] = (Exception,)
     ) -> Iterator[None]:
-        """Turns errors of these kinds into one that names the model and the problem."""
+        """Converts errors of these kinds to a `ModelImportError` that names model and problem."""
         try:
             yield
         except kinds as error:
@@ -168,17 +168,17 @@ def _require_known(folder: Path, source: str) -> None:
     except (OSError, DecodeError) as error:
         raise ModelImportError(f"{source} cannot be read: {error}.") from error
     for path in folder.rglob("*"):
-        if not (path.is_file() or path.is_dir()):  # who reads a FIFO waits for ever
-            raise ModelImportError(f"{source} was refused: {str(path)!r} is no regular file.")
+        if not (path.is_file() or path.is_dir()):  # reading a FIFO would block
+            raise ModelImportError(f"{source} was refused: {str(path)!r} is not a regular file.")
     for graph in model.meta_graphs:
         if not graph.HasField("object_graph_def"):
             raise ModelImportError(
-                f"{source} is of TensorFlow 1, whose whole graph would be run. Save it again with "
-                "tf.saved_model.save of TensorFlow 2."
+                f"{source} was saved by TensorFlow 1, and its whole graph would be run. Save it "
+                "again with tf.saved_model.save of TensorFlow 2."
             )
         if unknown := unknown_operations(graph):
             raise ModelImportError(
-                f"{source} was refused, and nothing of it was run: it has the operations "
+                f"{source} was refused before it was run: it has the operations "
                 f"{', '.join(unknown)[:400]}, which are not among those that only compute. Export "
                 "the network without them, or load the model yourself and write a Policy that "
                 "calls it."
@@ -191,7 +191,7 @@ def _require_known(folder: Path, source: str) -> None:
 
 
 def _paths(structure: TensorStructure, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a structure in the order of `tf.nest`, with their places as names."""
+    """Yields the leaves of a structure in the order of `tf.nest`, with their paths as names."""
     if isinstance(structure, Mapping):
         parts: Sequence[tuple[str, Any]] = [(str(key), structure[key]) for key in sorted(structure)]
     elif isinstance(structure, tuple | list):
@@ -205,7 +205,7 @@ def _paths(structure: TensorStructure, path: tuple[str, ...] = ()) -> Iterator[t
 
 
 def _fixed_rows(function: tf.types.experimental.ConcreteFunction) -> int:
-    """Returns how many inputs of a function have a fixed number of rows."""
+    """Returns how many inputs of a function have a fixed batch size."""
     specs = [leaf for _, leaf in _paths(function.structured_input_signature) if _is_tensor(leaf)]
     return sum(spec.shape.rank not in (None, 0) and spec.shape[0] is not None for spec in specs)
 
@@ -215,7 +215,6 @@ def _is_tensor(leaf: TensorStructure) -> bool:
 
 
 def _sockets(leaves: Iterable[tuple[str, Any]]) -> list[Socket]:
-    """Returns the tensors among the leaves of a structure."""
     sockets = []
     for name, spec in leaves:
         if _is_tensor(spec):

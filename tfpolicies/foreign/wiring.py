@@ -1,7 +1,8 @@
-"""Which input and output of a model is what.
+"""Maps inputs and outputs of an imported model to observations, actions and recurrent state.
 
-Known are our own exports, by their `policy_spec.json`; the signature that TF-Agents' PolicySaver
-writes; and else what the user names, or what there is only one of.
+Exports of this package are mapped by their `policy_spec.json`, policies of TF-Agents' PolicySaver
+by their signature. Other models are mapped by the names that the user gives, or if there is only
+one candidate.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from tfpolicies.foreign.model import ForeignModel, Socket
 from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, leaves
 
 ACTIONS, LOGITS = "actions", "logits"
-_STEP_TYPE, _MIDDLE = "step_type", 1  # of a step that is neither the first nor the last
+_STEP_TYPE, _MIDDLE = "step_type", 1  # a step that is neither the first nor the last
 
 
 class Wiring(NamedTuple):
-    """What a model's inputs and outputs are.
+    """Mapping of a model's inputs and outputs.
 
     Attributes:
-        obs: the input of each leaf of the observation space.
-        outputs: what each leaf of the action space is read from; of logits, the only one.
-        kind: `ACTIONS` as the environment takes them, or `LOGITS`.
-        memory_in: the inputs of the memory.
-        memory_out: the outputs that are the next step's.
-        memory: its arrays at the start of an episode, without an axis of rows.
+        obs: the input for each leaf of the observation space.
+        outputs: the output for each leaf of the action space; for logits, the only one.
+        kind: `ACTIONS` in the environment's units, or `LOGITS`.
+        memory_in: the inputs of the recurrent state.
+        memory_out: the outputs that are the next step's state.
+        memory: the state at the start of an episode, without a batch axis.
         constants: inputs that are the same for all rows, and their values.
-        rewards: the inputs that take the last reward.
-        previous: the input of each leaf of the last action, counted from 0 and from -1 to 1.
-        has_time: whether all but the memory has an axis of time behind that of rows.
-        extras: what else is given back: name -> output.
+        rewards: the inputs for the last reward.
+        previous: the input for each leaf of the last action: indices from 0, numbers from -1 to 1.
+        has_time: whether all inputs but the state have a time axis after the batch axis.
+        extras: further outputs to return: name -> output.
     """
 
     obs: Sequence[str]
@@ -58,16 +59,16 @@ def wired(
     action_space: gym.Space,
     names: Mapping[str, str] | None,
 ) -> Wiring:
-    """Returns what a model's inputs and outputs are, checked against the spaces.
+    """Returns the mapping of a model's inputs and outputs, checked against the spaces.
 
     Args:
-        model: of others.
-        observation_space: what its policy sees.
-        action_space: what its policy does.
-        names: what the user names; see `import_policy`.
+        model: the imported model.
+        observation_space: the policy's observations.
+        action_space: the policy's actions.
+        names: names given by the user; see `import_policy`.
 
     Raises:
-        ModelImportError: if that is not evident, or does not fit the spaces; the message lists
+        ModelImportError: if the mapping is ambiguous, or does not fit the spaces; the message lists
             inputs and outputs.
         UsageError: for a key of `names` that has no meaning.
     """
@@ -98,13 +99,13 @@ def _named(
                 f" Did you mean {{{names[name]!r}: {name!r}}}?" if names[name] in known else ""
             )
             raise UsageError(
-                f"names maps our names to the model's: its keys may be {known}, and {name!r} is "
-                f"not one.{swapped or near_matches(str(name), known)}"
+                f"names maps names of this package to the model's: its keys may be {known}, but "
+                f"not {name!r}.{swapped or near_matches(str(name), known)}"
             )
     for there, keys in ((inputs, [*observed, *memory]), (outputs, [*done, LOGITS, *after])):
         for key in names.keys() & set(keys):
             if names[key] not in there:
-                raise model.refusal(f"names[{key!r}]={names[key]!r} is none of {there}")
+                raise model.refusal(f"names[{key!r}]={names[key]!r} is not one of {there}")
     free = [x for x in inputs if x not in names.values()]
     obs = [_one(model, key, names, inputs, free, len(seen) == 1) for key in observed]
     kind = LOGITS if LOGITS in names or (LOGITS in outputs and not {*done} & {*names}) else ACTIONS
@@ -126,14 +127,14 @@ def _one(
     free: Sequence[str],
     only: bool,
 ) -> str:
-    """Returns the name of what is to be `key`: as named, of that name, or the only one left."""
+    """Returns the tensor for `key`: the user's name, or the same name, or the only one left."""
     if key in names:
         return names[key]
     if key in there:
         return key
     if only and len(free) == 1:
         return free[0]
-    raise model.refusal(f"it is not evident which is {key!r}; say names={{{key!r}: ...}}")
+    raise model.refusal(f"it is ambiguous which tensor is {key!r}; set names={{{key!r}: ...}}")
 
 
 # -- TF-Agents ------------------------------------------------------------------------------------
@@ -142,9 +143,9 @@ def _one(
 def _of_tf_agents(
     model: ForeignModel, prefix: str, seen: Sequence[Leaf], acted: Sequence[Leaf]
 ) -> Wiring:
-    """Returns the wiring of `action(time_step, policy_state)`.
+    """Returns the mapping of `action(time_step, policy_state)`.
 
-    What is before `step_type` in its name is before all parts of the step: `0/`, or `arg_0_` in the
+    All parts of the time step have the prefix that `step_type` has: `0/`, or `arg_0_` in the
     signatures of newer versions of TensorFlow.
     """
     inputs, outputs = [x.name for x in model.inputs], [x.name for x in model.outputs]
@@ -154,7 +155,7 @@ def _of_tf_agents(
     after = [x for x in outputs if x.partition("/")[0] == "state"]
     initial = model.initial_memory() if memory else []
     if len(after) != len(memory) or (initial is not None and len(initial) != len(memory)):
-        raise model.refusal("its memory has not as many inputs as outputs")
+        raise model.refusal("its recurrent state has different numbers of inputs and outputs")
     if initial is None:
         sizes = {x.name: x for x in model.inputs}
         initial = [_zeros(sizes[x]) for x in memory]
@@ -169,7 +170,7 @@ def _of_tf_agents(
 def _by_path(
     model: ForeignModel, what: str, found: Sequence[str], parts: Sequence[Leaf]
 ) -> list[str]:
-    """Returns the name for each leaf of a space: its path is the end of the name."""
+    """Returns the tensor name for each leaf of a space: the name ends with the leaf's path."""
     if len(found) == len(parts) == 1:
         return [*found]
     wanted = ["/".join((what, *map(str, leaf.path))) for leaf in parts]
@@ -179,26 +180,26 @@ def _by_path(
     return chosen
 
 
-# -- our own exports ------------------------------------------------------------------------------
+# -- exports of this package ----------------------------------------------------------------------
 
 
 def of_export(model: ForeignModel, spec: Mapping[str, Any]) -> Wiring:
-    """Returns the wiring of one of our own exports.
+    """Returns the mapping of an export of this package.
 
     Args:
         model: the function `serving_default`.
         spec: its `policy_spec.json`.
 
     Raises:
-        ModelImportError: if they do not belong together, or the policy looks further back than to
-            the last step.
+        ModelImportError: if they do not belong together, or the policy reads steps before the last
+            one.
     """
     views = {name: view for view in spec["views"] for name in view["inputs"]}
     for view in views.values():
         if view["column"] == "obs" or view["shifts"] != [-1] or view["window"]:
             raise model.refusal(
-                f"it reads the view {view['name']!r} of steps {view['shifts']}. Load the policy's "
-                "checkpoint instead, by Policy.from_checkpoint"
+                f"it reads the view {view['name']!r} of the steps {view['shifts']}. Load the "
+                "policy's checkpoint instead, by Policy.from_checkpoint"
             )
     inputs, outputs = [x.name for x in model.inputs], [x.name for x in model.outputs]
     memory = [x for x in inputs if x.startswith("state_in_")]
@@ -233,14 +234,13 @@ def _check(
         if not _fits(sockets[name], leaf.shape, 1 + wiring.has_time):
             raise model.refusal(
                 f"the input {sockets[name]} takes {leaf.name('obs')}, but a row of it has the "
-                f"shape {list(leaf.shape)}. Give the observation_space that the model sees, or "
-                "other names"
+                f"shape {list(leaf.shape)}. Give the model's observation_space, or other names"
             )
     fed = {*wiring.obs, *wiring.memory_in, *wiring.constants, *wiring.rewards, *wiring.previous}
     if left := [name for name in sockets if name not in fed]:
         raise model.refusal(
-            f"nothing is known to give to {left}. A memory is named by state_in_0, ... and "
-            "state_out_0, ..."
+            f"no values are defined for the inputs {left}. Recurrent state is named by "
+            "state_in_0, ... and state_out_0, ..."
         )
     if wiring.kind == LOGITS:
         _check_logits(model, wiring.outputs[0], action_space)
@@ -249,16 +249,16 @@ def _check(
 
 
 def _check_actions(model: ForeignModel, wiring: Wiring, action_space: gym.Space) -> None:
-    """Refuses outputs whose rows have another size than actions of the space."""
+    """Refuses outputs whose rows have another size than the actions of the space."""
     sockets = {x.name: x for x in model.outputs}
     for name, leaf in zip(wiring.outputs, action_leaves(action_space), strict=True):
         own = sockets[name].shape[1 + wiring.has_time :]
         if None in own or math.prod(own) == math.prod(leaf.shape):  # type: ignore[arg-type]
             continue
         is_choice = isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete)
-        hint = "Give the action_space that the model acts in, or other names"
+        hint = "Give the model's action_space, or other names"
         if is_choice:
-            hint = f"If they are logits, say names={{'logits': {name!r}}}"
+            hint = f"If they are logits, set names={{'logits': {name!r}}}"
         raise model.refusal(
             f"the output {sockets[name]} has {math.prod(own)} numbers for a row, and an action of "  # type: ignore[arg-type]
             f"{leaf.space} has {math.prod(leaf.shape)}. {hint}"
@@ -268,17 +268,17 @@ def _check_actions(model: ForeignModel, wiring: Wiring, action_space: gym.Space)
 def _check_logits(model: ForeignModel, name: str, action_space: gym.Space) -> None:
     if not isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete):
         raise model.refusal(
-            f"logits are for Discrete and MultiDiscrete actions, and the action_space is "
-            f"{action_space}. Name the output that has actions"
+            f"logits are for Discrete and MultiDiscrete actions, but the action_space is "
+            f"{action_space}. Name the output for actions"
         )
     count = int(sum(choices(action_space)))
     (socket,) = (x for x in model.outputs if x.name == name)
     if not _fits(socket, (count,), 1):
-        raise model.refusal(f"{name!r} is to have the {count} logits of {action_space}")
+        raise model.refusal(f"{name!r} must have the {count} logits of {action_space}")
 
 
 def _zeros(socket: Socket) -> np.ndarray:
-    """Returns what an input takes for one row, without its axis: zeros."""
+    """Returns zeros for one row of an input, without the batch axis."""
     return np.zeros([size or 1 for size in socket.shape[1:]], socket.dtype)
 
 
