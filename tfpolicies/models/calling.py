@@ -76,8 +76,8 @@ def _statistics_from_weights(model: keras.Model) -> Iterator[None]:
 def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
     """Returns inputs by name in the structure that a model expects.
 
-    The inputs of a functional model have names: `obs_<key>`, or only the key. A single input matches
-    any name, and a model without named inputs gets several as a dict.
+    The inputs of a functional model have names: `obs_<key>`, or only the key. A single input
+    matches any name, and a model without named inputs gets several as a dict.
 
     Raises:
         ModelError: if a functional model has an input of another name.
