@@ -29,8 +29,8 @@ class Critics(keras.Model):
 
     Args:
         critics: c models, each of which computes `[B, 1]` or `[B]`.
-        shape: the shape of the values of one row; `(n,)` for critics of all n actions, which compute
-            `[B, n]` each and `[B, n, c]` together.
+        shape: the shape of the values of one row; `(n,)` for critics of all n actions, each of
+            which computes `[B, n]`, together `[B, n, c]`.
     """
 
     def __init__(self, critics: Sequence[keras.Model], shape: tuple[int, ...] = ()) -> None:

@@ -23,7 +23,7 @@ def is_list_of_counts(value: Setting) -> TypeGuard[Sequence[int]]:
 
 
 def is_short(value: Setting) -> TypeGuard[Sequence[Setting]]:
-    """Returns whether `value` is a list or tuple with no more entries than Keras can stack layers."""
+    """Returns whether `value` is a list or tuple with no more entries than Keras stacks layers."""
     return isinstance(value, list | tuple) and len(value) <= _MOST_LAYERS
 
 

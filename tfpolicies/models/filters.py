@@ -236,9 +236,9 @@ class RewardFilter(RunningFilter):
 class ReturnFilter(RewardFilter):
     """Rewards divided by the standard deviation of discounted returns.
 
-    `observe` takes the returns so far (`returns_so_far`), one for each reward. If rewards are sparse
-    or mostly of one sign, returns vary more than rewards, and so do the values that a critic learns:
-    this filter scales them to about 1. Engstrom et al. 2020 (arXiv:2005.12729), section 2.
+    `observe` takes the returns so far (`returns_so_far`), one for each reward. If rewards are
+    sparse or mostly of one sign, returns vary more than rewards, and so do the values that a critic
+    learns: this filter scales them to about 1. Engstrom et al. 2020 (arXiv:2005.12729), section 2.
 
     >>> rewards = ReturnFilter()
     >>> rewards.observe([1.0, 3.0, 5.0])

@@ -22,8 +22,9 @@ def kept_model(
 
     It has the inputs of `model`. Each filtered input is normalised by a layer
     `<input>_normalization` without weights, whose result is bitwise that of `normalize`. An actor
-    and its critic become two parts of a functional model. Initializers of this package are replaced.
-    So `save` and `load_model` need no classes except the user's (the file must be a `.keras` one).
+    and its critic become two parts of a functional model. Initializers of this package are
+    replaced. So `save` and `load_model` need no classes except the user's (the file must be a
+    `.keras` one).
 
     Args:
         model: takes encoded observations; it is modified.

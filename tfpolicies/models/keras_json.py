@@ -1,4 +1,4 @@
-"""Keras models as JSON, for checkpoints: what a file may name, and what is made of it."""
+"""Keras models as JSON, for checkpoints, and the checks before one is rebuilt."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _BOUNDED = ("dilation_rate", "strides", "pool_size", "noise_shape")
 
 
 def model_to_json(model: keras.Model) -> dict[str, Any] | None:
-    """Returns the architecture of a model; None if it has layers that nothing could look up.
+    """Returns the architecture of a model; None if it has layers that could not be looked up.
 
-    These are layers that are neither Keras's own nor registered by `keras.saving`, and those of
-    Keras's own that hold code or read files.
+    These are layers that are neither Keras's nor registered by `keras.saving`, and Keras layers
+    that hold code or read files.
     """
     try:
         config = json.loads(json.dumps(keras.saving.serialize_keras_object(model), allow_nan=False))
@@ -41,23 +41,24 @@ def model_to_json(model: keras.Model) -> dict[str, Any] | None:
 def model_from_json(
     config: Mapping[str, Any], what: str = "The model of the checkpoint"
 ) -> keras.Model:
-    """Rebuilds a model, with new weights, from what `model_to_json` returned.
+    """Rebuilds a model, with new weights, from the result of `model_to_json`.
 
-    What the config names is checked before anything is called: Keras's own classes must be on the
-    list of `keras_names`, exactly as Keras writes them. Others must be given by a
+    Everything that the config names is checked before any of it is called: Keras's classes must
+    be on the list of `keras_names`, exactly as Keras writes them. Other classes must be in a
     `keras.saving.custom_object_scope`, or registered in this process by
-    `keras.saving.register_keras_serializable`, and derived from what belongs to their place. How a
-    model was compiled is left out. So is measured how much it would compute (`models/work.py`):
-    calls from the config alone, before Keras unfolds it, and all else before there are weights.
+    `keras.saving.register_keras_serializable`, and have the base class that belongs to their place.
+    The compile config is ignored. The work of a call is also checked (`models/work.py`): the number
+    of calls from the config only, before Keras builds layers, and the rest before weights are
+    allocated.
 
     Args:
         config: JSON values.
         what: the model's name in messages.
 
     Raises:
-        CheckpointError: if the config names anything else, is damaged, is no model, or takes more
+        CheckpointError: if the config names anything else, is damaged, is not a model, or takes more
             work than a file may ask for (see `limit_work`).
-        ModelError: if there is no room for it (see `require_room`).
+        ModelError: if there is not enough memory for it (see `require_room`).
     """
     reader = _Reader()
     try:
@@ -93,12 +94,12 @@ def model_from_json(
 
 
 class _Reader:
-    """Copies a config as Keras may read it, and refuses what it must not.
+    """Copies a config for Keras, and rejects what a file may not contain.
 
     Attributes:
-        used: the classes and functions of others that the config names, by name.
-        calls: of layers, those of an inner model as often as it is called.
-        unfolded: calls in all while it is made: of each inner model when it is made, too.
+        used: the custom classes and functions that the config names, by name.
+        calls: the calls of layers, those of an inner model counted for each of its calls.
+        unfolded: the calls while the model is built, which calls each inner model once more.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class _Reader:
 
         Args:
             record: JSON values.
-            kind: what objects may stand there; None for none.
+            kind: the objects that are allowed there; None for none.
         """
         if isinstance(record, str):
             return self._text(record, kind)
@@ -127,7 +128,7 @@ class _Reader:
         return self._object(record, kind)
 
     def _entries(self, config: Mapping[str, Any], otherwise: Kind | None = None) -> dict[str, Any]:
-        """Returns a copy of a dict, where keys say what may stand there."""
+        """Returns a copy of a dict, whose keys determine the allowed objects."""
         found = {}
         for key, value in config.items():
             if key in _BOUNDED and _largest(value) > _LARGEST:
@@ -172,7 +173,7 @@ class _Reader:
         }
 
     def _foreign(self, name: str, registered: str, module: Json, kind: Kind) -> type:
-        """Returns the class outside Keras that a record names, and adds it to `used`."""
+        """Returns the custom class that a record names, and adds it to `used`."""
         found = _known(registered) or _known(name)
         if not isinstance(found, type):
             raise _refused(
@@ -199,7 +200,7 @@ class _Reader:
         return {"module": module, "class_name": "function", "config": name, "registered_name": name}
 
     def _text(self, text: str, kind: Kind | None) -> str:
-        """Returns a text, if Keras makes nothing of it but what belongs to its place."""
+        """Returns a string, unless Keras would look up an object under it that is not allowed there."""
         if kind is not None and kind.names:
             found = _known(text)
             fits = isinstance(found, type) and issubclass(found, kind.base)
@@ -212,7 +213,7 @@ class _Reader:
         return text
 
     def _data(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy of a number, slice or tensor of a functional model's calls."""
+        """Returns a copy of a number, slice or tensor in the calls of a functional model."""
         tag, config = record["class_name"], record.get("config")
         if not isinstance(config, Mapping) or record.get("module") is not None:
             raise CheckpointError(f"The model of the checkpoint holds a malformed {tag}.")
@@ -228,12 +229,12 @@ class _Reader:
 
 
 def _known(name: str) -> Any:
-    """Returns what is registered under a name, or given by a scope; None if nothing is."""
+    """Returns the object registered under a name or given by a scope; None without."""
     return keras.saving.get_registered_object(name)
 
 
 def _kind_of(key: str) -> Kind | None:
-    """Returns what objects an entry of a config may hold, by its key."""
+    """Returns the objects that a config entry may hold, by its key."""
     if key in _LAYER_KEYS:
         return kinds()["layer"]
     ending = key.rpartition("_")[2]
@@ -241,14 +242,14 @@ def _kind_of(key: str) -> Kind | None:
 
 
 def _is_plain(value: Json) -> bool:
-    """Whether a value is made of numbers, texts and lists."""
+    """Returns whether a value consists of numbers, strings and lists."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def _multiplies_rows(value: Json) -> bool:
-    """Whether a regularizer multiplies each row with all others; a batch has any number."""
+    """Returns whether a regularizer multiplies all pairs of rows; the batch size has no limit."""
     name = value.get("class_name") if isinstance(value, Mapping) else value
     config = value.get("config") if isinstance(value, Mapping) else None
     mode = config.get("mode", "rows") if isinstance(config, Mapping) else "rows"

@@ -1,9 +1,9 @@
-"""What of Keras a file may name: the allow-list behind `keras_json`.
+"""Allow-list of the Keras objects that a file may name, for `keras_json`.
 
-The lists of `keras_names.json` name what holds no code, opens no file and keeps no vocabulary, and
-whose work follows from shapes and settings, as `work.py` measures it. So there is no Lambda, no
-layer that wraps another framework, none with a state from `adapt`, and none that repeats its work a
-given number of times.
+The lists of `keras_names.json` contain objects that hold no code, open no file and keep no
+vocabulary, and whose work follows from shapes and settings, as measured by `work.py`. So there is
+no Lambda, no layer that wraps another framework, none with a state from `adapt`, and none that
+repeats its work a given number of times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPES = tuple(_NAMES["dtypes"])
 
 
 class Kind(NamedTuple):
-    """What may stand in one kind of place."""
+    """The objects that are allowed at one kind of place in a config."""
 
     what: str  # in a word
     base: Any  # what a class of somebody else's must be derived from
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Returns the kinds of places, by the ending of their keys; "" is for those of any kind."""
+    """Returns the categories by the ending of their config keys; "" allows objects of any category."""
     layers = _classes({"keras.layers": _NAMES["layers"], **_NAMES["inside"]})
     found = {
         "layer": Kind("layer", keras.Operation, layers, frozenset()),
@@ -57,7 +57,7 @@ def kinds() -> dict[str, Kind]:
 
 
 def is_optimizer(name: object) -> bool:
-    """Whether a name is that of an optimizer of Keras's own, or registered in this process."""
+    """Returns whether a name is that of a Keras optimizer, or of one registered in this process."""
     if not isinstance(name, str):
         return False
     found = keras.saving.get_registered_object(name)
@@ -77,7 +77,7 @@ def _snake_case(name: str) -> str:
 
 
 def _classes(names: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], type]:
-    """Returns the classes of these names that this version of Keras has, by module and name."""
+    """Returns the classes of these names in this version of Keras, by module and name."""
     found = {
         (module, name): getattr(importlib.import_module(module), name, None)
         for module, listed in names.items()

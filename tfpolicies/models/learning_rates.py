@@ -1,4 +1,4 @@
-"""Learning rates that change: functions of time steps, and Keras schedules of gradient updates."""
+"""Learning-rate schedules: functions of time steps, and Keras schedules of gradient updates."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Rate(NamedTuple):
 
 
 def changing_rate(lr: float | Callable[[int], float] | Mapping[str, Any]) -> Rate | None:
-    """Returns the function that a setting `lr` stands for; None for a number.
+    """Returns the schedule that a setting `lr` describes; None for a number.
 
     Args:
         lr: a number; a function of the time step; a `keras.optimizers.schedules` object, which is
-            a function of the number of gradient updates; or such a schedule as the config and
-            checkpoints have it, `{"type": "CosineDecay", "initial_learning_rate": ..., ...}`.
+            a function of the number of gradient updates; or such a schedule as a dict, as in
+            checkpoints: `{"type": "CosineDecay", "initial_learning_rate": ..., ...}`.
 
     Raises:
-        ConfigError: for a dict that describes no schedule of Keras's own.
+        ConfigError: for a dict that does not describe a Keras schedule.
 
     >>> rate = changing_rate({"type": "InverseTimeDecay", "initial_learning_rate": 0.5,
     ...                       "decay_steps": 1, "decay_rate": 1.0})

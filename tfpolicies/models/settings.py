@@ -1,4 +1,4 @@
-"""The `model` config, completed and checked. Knows no Keras, so that configs can use it."""
+"""Completes and checks the `model` config. Does not import Keras, so that configs can use it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _READ_BY = {
 
 
 def has_memory(settings: Settings) -> bool:
-    """Whether settings ask for a memory.
+    """Returns whether settings ask for a memory.
 
     >>> has_memory(model_settings({"use_gru": True})), has_memory(model_settings({}))
     (True, False)
@@ -77,7 +77,7 @@ def has_memory(settings: Settings) -> bool:
 
 
 def without_memory(settings: Settings) -> dict[str, Any]:
-    """Returns settings that ask for no memory, and are as given otherwise."""
+    """Returns the settings with all settings of memories at their defaults."""
     return {**settings, **{key: MODEL_DEFAULTS[key] for key in (*_MEMORIES, *_READ_BY)}}
 
 

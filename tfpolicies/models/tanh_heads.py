@@ -1,4 +1,4 @@
-"""Models that end in tanh, whose outputs a policy squashes by tanh once more."""
+"""Detects models that end in tanh, whose outputs a policy would squash by tanh once more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ends_in_tanh(model: keras.Model) -> bool:
 
 
 def warn_of_tanh(name: str) -> None:
-    """Says once per name of a model that its actions cannot reach the bounds."""
+    """Warns once per name of a model that its actions cannot reach the bounds."""
     warn_once(
         "The model %r ends in tanh, but its outputs are squashed to the bounds of the actions by "
         "tanh here, so actions reach 76 %% of the bounds at most. Leave that activation and the "

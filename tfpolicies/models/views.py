@@ -1,8 +1,8 @@
-"""Which views a model reads while it acts.
+"""The views that a model reads while it acts.
 
-A model says it by the names of its inputs (`prev_actions`, `prev_rewards`; `prev_n_obs`,
-`prev_n_actions`, `prev_n_rewards` for as many steps as their first axis has), or in a dict of view
-requirements by name, its attribute `view_requirements`.
+A model declares them by the names of its inputs (`prev_actions`, `prev_rewards`; `prev_n_obs`,
+`prev_n_actions`, `prev_n_rewards` for the number of steps of their first axis), or by its
+attribute `view_requirements`, a dict of view requirements by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def views_of(
     """Returns the views that a model reads while it acts: the previous action and reward first.
 
     Raises:
-        ModelError: if one cannot be had; it is named.
+        ModelError: if a view is not available; the message names it.
     """
     of_source = {OBS: model_space(observation_space), ACTIONS: action_space, REWARDS: NUMBER}
     required, inputs = acting_requirements(model), named_inputs(model) or {}
@@ -53,7 +53,7 @@ def views_of(
 
 
 def _order(item: tuple[str, Any]) -> int:
-    """Says that the previous action comes first, then the previous reward."""
+    """Sorts the previous action first, then the previous reward."""
     return [*PREVIOUS].index(item[0]) if item[0] in PREVIOUS else len(PREVIOUS)
 
 
@@ -62,7 +62,7 @@ def _is_named(view: str, names: Sequence[str]) -> bool:
 
 
 def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int:
-    """Returns how many steps the input of a functional model takes."""
+    """Returns the number of steps of a functional model's input."""
     shape = next(shape for key, shape in inputs.items() if _is_named(name, [key]))
     memory = any(key.startswith("state_in_") for key in inputs)
     steps = shape[1 + memory] if len(shape) > 1 + memory else None
@@ -76,11 +76,11 @@ def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int
 
 
 class ViewsRead(dict[str, Any]):
-    """View requirements that tell what a model reads, and are not what it asked for."""
+    """View requirements derived from the views that a model reads, not declared by it."""
 
 
 def declared(model: keras.Model) -> Mapping[str, Any]:
-    """Returns the view requirements that a model has as an attribute, by name."""
+    """Returns the view requirements that a model declares as an attribute, by name."""
     found: Mapping[str, Any] = getattr(model, "view_requirements", None) or {}
     return {} if isinstance(found, ViewsRead) else found
 
@@ -98,7 +98,7 @@ def _requested(model: keras.Model, name: str, requirement: Any) -> _Source:
     """Returns source, shifts and form of a view that a model requires for acting.
 
     Raises:
-        ModelError: if it cannot be had.
+        ModelError: if it is not available.
     """
     requirement.require_causal(name)
     if name in _COLLECTED or not name.isidentifier():

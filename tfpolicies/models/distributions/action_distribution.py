@@ -140,9 +140,9 @@ class ActionDistribution:
             space: the action space. Discrete gets Categorical, MultiDiscrete and a Box of integers
                 MultiCategorical, MultiBinary Bernoulli, a Box of floats DiagGaussian.
             custom: the distribution of each Box of floats in `space` instead of DiagGaussian:
-                a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves ignore it;
-                a warning is logged if there are only such. A `WholeSpace` class, or its name, is used
-                for all of `space`.
+                a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves ignore
+                it; a warning is logged if there are only such. A `WholeSpace` class, or its name,
+                is used for all of `space`.
             settings: the `model` settings, for a `WholeSpace` class.
 
         Raises:
@@ -170,7 +170,7 @@ class ActionDistribution:
 
         Args:
             inputs: `[B, num_inputs]` float32.
-            model: the model that computed them, with the policy's weights, for `WholeSpace` classes.
+            model: the model that computed them, with the policy's weights; for `WholeSpace`.
         """
         if self._is_nested:
             return Product(inputs, self.space, self.leaves, self.kinds)
@@ -181,7 +181,7 @@ class ActionDistribution:
 
         Args:
             noise: float32 `[B, loss_noise]`, standard normal, for entropies and divergences that
-                are estimated from samples. The distributions of leaves have closed forms and ignore it.
+                are estimated from samples. This class has closed forms and ignores it.
         """
         return self
 

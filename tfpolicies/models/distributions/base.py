@@ -61,7 +61,7 @@ class Distribution(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, noise: tf.Tensor) -> Any:
-        """Transforms noise `[B, noise_size]` to actions `[B, *shape]`; zero noise gives the mode."""
+        """Transforms noise `[B, noise_size]` to actions `[B, *shape]`; zero noise to the mode."""
 
     @abc.abstractmethod
     def logp(self, actions: tf.Tensor) -> tf.Tensor:

@@ -36,8 +36,8 @@ class NoiseKind(NamedTuple):
 class NoiseAhead:
     """The noise of several calls, drawn together at a fraction of the cost of separate draws.
 
-    The numbers are the same ones in the same order. Until all rows are taken, or `settle` is called,
-    the state of the generator is that after the last row.
+    The numbers are the same ones in the same order. Until all rows are taken, or `settle` is
+    called, the state of the generator is that after the last row.
 
     Args:
         kind: the kind of all noise.
@@ -60,7 +60,7 @@ class NoiseAhead:
         return self._noise[first : self._taken]
 
     def settle(self) -> None:
-        """Sets the generator's state to that after the rows taken so far; do not call `take` after it."""
+        """Rewinds the generator to the rows taken so far; do not call `take` afterwards."""
         if self._taken < len(self._noise):
             self._rng.bit_generator.state = self._before
             self._kind.draw(self._rng, self._noise[: self._taken])
