@@ -10,7 +10,7 @@ import numpy as np
 
 
 class NamedArray(NamedTuple):
-    """One weight: its name in the file (`kernel`, or `0` where the file only counts) and value."""
+    """One weight: its name in the file (`kernel`, or its number if it has none) and value."""
 
     name: str
     array: np.ndarray

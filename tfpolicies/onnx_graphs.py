@@ -31,8 +31,8 @@ _FIELDS: dict[str, dict[str, tuple[int, str, bool]]] = {
     "Tensor": {"name": (8, "", False)},
     "Value": {"name": (1, "", False)},
 }
-"""Of the messages in ONNX's `onnx.proto`, the fields that are read here, by name: the number, the
-message in it ("" for a text), and whether it is repeated."""
+"""The fields of the messages in ONNX's `onnx.proto` that are read here, by name: the number, the
+message in it ("" for a string), and whether it is repeated."""
 
 
 def with_inner(nodes: Iterable[Any]) -> Iterator[Any]:
@@ -94,7 +94,7 @@ def prune(graph: onnx.GraphProto) -> None:
             needed.update(_read_by(node))
         return found
 
-    _keep(graph.node, is_needed)  # from the last to the first: nodes come behind those they read
+    _keep(graph.node, is_needed)  # from the last to the first: nodes come after those they read
     _keep(graph.initializer, lambda tensor: tensor.name in needed)
 
 
@@ -108,6 +108,6 @@ def _keep(parts: list[Any], is_kept: Callable[[Any], bool]) -> None:
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:
     """Yields the names that a node reads, including those that its inner graphs read."""
     for each in with_inner([node]):
-        yield from filter(None, each.input)  # an input that is left out has no name
+        yield from filter(None, each.input)  # a missing optional input has no name
         for graph in _inner_graphs(each):
             yield from (output.name for output in graph.output)

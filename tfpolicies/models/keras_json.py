@@ -17,10 +17,10 @@ from tfpolicies.models.work import Work, require_limits, require_work
 from tfpolicies.type_aliases import Json
 
 _LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
-_KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # beside class and config
-_MOST_IN_A_ROW = 64  # Keras takes n * n steps for n in a Sequential
-_UNFOLDED = 4  # calls while a model is made, inner models first, for each call when it acts
-_LARGEST = 1 << 16  # of what costs time or memory, and shows neither in weights nor in outputs
+_KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # besides class and config
+_MOST_IN_A_ROW = 64  # building a Sequential of n layers takes Keras n * n steps
+_UNFOLDED = 4  # allowed calls while a model is built, inner models first, per call when it acts
+_LARGEST = 1 << 16  # of settings that cost time or memory without affecting weights or outputs
 _BOUNDED = ("dilation_rate", "strides", "pool_size", "noise_shape")
 
 
@@ -56,8 +56,8 @@ def model_from_json(
         what: the model's name in messages.
 
     Raises:
-        CheckpointError: if the config names anything else, is damaged, is not a model, or takes more
-            work than a file may ask for (see `limit_work`).
+        CheckpointError: if the config names anything else, is damaged, is not a model, or takes
+            more work than a file may ask for (see `limit_work`).
         ModelError: if there is not enough memory for it (see `require_room`).
     """
     reader = _Reader()
@@ -68,7 +68,7 @@ def model_from_json(
     require_limits(Work(calls=max(reader.calls, reader.unfolded // _UNFOLDED)), what)
 
     def rebuilt() -> Any:
-        given = json.loads(json.dumps(checked))  # Keras empties parts of a config it reads
+        given = json.loads(json.dumps(checked))  # Keras empties parts of a config while reading
         return keras.saving.deserialize_keras_object(given, reader.used, safe_mode=True)
 
     def measured() -> Any:
@@ -85,11 +85,11 @@ def model_from_json(
     except Exception as error:
         raise CheckpointError(
             f"The model of the checkpoint is damaged, or not for Keras {keras.__version__}: "
-            f"{error}. You can give the whole model to `from_checkpoint` as "
+            f"{error}. You can pass the whole model to `from_checkpoint` as "
             'config={"model": model}.'
         ) from error
     if not isinstance(model, keras.Model):
-        raise CheckpointError(f"The checkpoint holds a {type(model).__name__} for a model.")
+        raise CheckpointError(f"The checkpoint holds a {type(model).__name__} instead of a model.")
     return model
 
 
@@ -134,7 +134,7 @@ class _Reader:
             if key in _BOUNDED and _largest(value) > _LARGEST:
                 raise _refused(f"{key}={value!r:.80}, which is more than {_LARGEST}")
             if key == "unroll" and value:
-                raise _refused("unroll=True, whose work nothing bounds")
+                raise _refused("unroll=True, whose work has no bound")
             if key == "activity_regularizer" and _multiplies_rows(value):
                 raise _refused(f"{key}={value!r:.80}, which multiplies the rows of a batch")
             found[key] = self.read(value, _kind_of(key) or otherwise)
@@ -144,7 +144,7 @@ class _Reader:
         module, name = record.get("module"), record["class_name"]
         registered = record.get("registered_name") or name
         if kind is None or not isinstance(name, str) or not isinstance(registered, str):
-            raise _refused(f"{module}.{name}, where no object belongs")
+            raise _refused(f"{module}.{name}, where no object is allowed")
         is_own = registered == name and isinstance(module, str) and (module, name) in kind.own
         if is_own:
             made = kind.own[str(module), name]
@@ -152,10 +152,14 @@ class _Reader:
             made = self._foreign(name, registered, module, kind)
         config = record.get("config")
         if not isinstance(config, Mapping):
-            raise CheckpointError(f"The model of the checkpoint holds {config!r:.80} for a config.")
+            raise CheckpointError(
+                f"The model of the checkpoint holds {config!r:.80} instead of a config."
+            )
         listed, nodes = config.get("layers"), record.get("inbound_nodes")
         if name == "Sequential" and isinstance(listed, list) and len(listed) > _MOST_IN_A_ROW:
-            raise _refused(f"{len(listed)} layers in a row, which is more than {_MOST_IN_A_ROW}")
+            raise _refused(
+                f"a Sequential of {len(listed)} layers, which is more than {_MOST_IN_A_ROW}"
+            )
         outside, self.calls = self.calls, 0
         entries = self._entries(config, None if is_own else kinds()[""])
         self.unfolded += self.calls
@@ -177,12 +181,12 @@ class _Reader:
         found = _known(registered) or _known(name)
         if not isinstance(found, type):
             raise _refused(
-                f"{module}.{name}, which is neither registered nor on the list of what a file may "
-                "name of Keras",
+                f"{module}.{name}, which is neither registered nor on the list of Keras objects "
+                "that a file may name",
                 name,
             )
         if not issubclass(found, kind.base):
-            raise _refused(f"{name}, which is no {kind.what} but a {found!r}")
+            raise _refused(f"{name}, which is a {found!r}, not a {kind.what}")
         self.used[registered] = found
         return found
 
@@ -190,7 +194,9 @@ class _Reader:
         """Returns the name of an activation that is stored as a function."""
         name, module = record.get("config"), record.get("module")
         if not isinstance(name, str):
-            raise CheckpointError(f"The model of the checkpoint holds {name!r:.80} for a function.")
+            raise CheckpointError(
+                f"The model of the checkpoint holds {name!r:.80} instead of a function."
+            )
         if module in ("builtins", "keras.activations") and name in kinds()["activation"].names:
             return name
         found = _known(name)
@@ -200,16 +206,16 @@ class _Reader:
         return {"module": module, "class_name": "function", "config": name, "registered_name": name}
 
     def _text(self, text: str, kind: Kind | None) -> str:
-        """Returns a string, unless Keras would look up an object under it that is not allowed there."""
+        """Returns a string, unless Keras would resolve it to an object that is not allowed."""
         if kind is not None and kind.names:
             found = _known(text)
             fits = isinstance(found, type) and issubclass(found, kind.base)
             if text not in kind.names and (not fits or kind is kinds()["activation"]):
-                raise _refused(f"{text!r}, which is no {kind.what}", text)
+                raise _refused(f"{text!r}, which is not a known {kind.what}", text)
             if found is not None:
                 self.used[text] = found
         elif _known(text) is not None and ">" in text:
-            raise _refused(f"{text!r}, where no object belongs")
+            raise _refused(f"{text!r}, where no object is allowed")
         return text
 
     def _data(self, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,6 +272,6 @@ def _largest(value: Json) -> float:
 def _refused(what: str, name: str | None = None) -> CheckpointError:
     given = f"custom_objects={{{name!r}: ...}}, or " if name else ""
     return CheckpointError(
-        f"The model of the checkpoint cannot be rebuilt: it names {what}. If you trust it, give "
+        f"The model of the checkpoint cannot be rebuilt: it names {what}. If you trust it, pass "
         f'{given}the whole model as config={{"model": model}}, to `from_checkpoint`.'
     )

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import keras
 
 _NAMES = json.loads(resources.files(__package__).joinpath("keras_names.json").read_text("utf-8"))
-"""Names by kind. "inside" has what has no public name, by module: models, and nodes written as
-`x + y` or with `keras.ops`."""
+"""Names by category. "inside" has objects without a public name, by module: models, and nodes
+written as `x + y` or with `keras.ops`."""
 
 DTYPES = tuple(_NAMES["dtypes"])
 
@@ -28,15 +28,15 @@ DTYPES = tuple(_NAMES["dtypes"])
 class Kind(NamedTuple):
     """The objects that are allowed at one kind of place in a config."""
 
-    what: str  # in a word
-    base: Any  # what a class of somebody else's must be derived from
-    own: Mapping[tuple[str, str], type]  # Keras's own classes, by module and name
-    names: frozenset[str]  # texts that Keras makes an object of
+    what: str  # for messages
+    base: Any  # the base class of custom classes
+    own: Mapping[tuple[str, str], type]  # Keras's classes, by module and name
+    names: frozenset[str]  # strings that Keras resolves to an object
 
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Returns the categories by the ending of their config keys; "" allows objects of any category."""
+    """Returns the categories by the ending of their config keys; "" is for any category."""
     layers = _classes({"keras.layers": _NAMES["layers"], **_NAMES["inside"]})
     found = {
         "layer": Kind("layer", keras.Operation, layers, frozenset()),

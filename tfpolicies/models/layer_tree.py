@@ -66,7 +66,7 @@ def owners_of(model: keras.Model) -> list[Owner]:
     """
     positions = {id(variable): i for i, variable in enumerate(model.variables)}
     unowned = dict(positions)
-    owners: dict[Owner, int] = {}  # each with the position of its first variable
+    owners: dict[Owner, int] = {}  # with the position of the first variable of each
 
     def add(name: str, path: str | None, made_up: tuple[bool, ...], own: list[Any]) -> None:
         first = min([unowned[id(x)] for x in own if id(x) in unowned], default=None)
@@ -83,7 +83,7 @@ def owners_of(model: keras.Model) -> list[Owner]:
         own = [variable for variable in variables if id(variable) in positions]
         if own:
             add("/".join(names), path, made_up, own)
-    for variable in model.variables:  # kept where Keras's saving does not look either
+    for variable in model.variables:  # those in attributes that Keras does not save
         if id(variable) in unowned and variable.name != _SEED:
             name = variable.path.rpartition("/")[0]
             add(name, None, (True,) * (name.count("/") + 1), [variable])
@@ -132,11 +132,11 @@ def _children(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
     ordered = hasattr(layer, "_operations") or isinstance(layer, keras.Sequential)
     if ordered:
         yield from _listed("layers", layer.layers)
-    names = set(dir(layer)) - _of_every_layer()  # those of properties included: `query_dense`
+    names = set(dir(layer)) - _of_every_layer()  # including properties: `query_dense`
     for key in sorted(names, key=lambda name: (name.startswith("_"), name)):
         try:
             value = getattr(layer, key)
-        except Exception:  # of a property, which Keras's saving passes over, too
+        except Exception:  # of a property, which Keras also ignores when it saves
             continue
         if isinstance(value, keras.layers.Layer):
             yield key, value
@@ -164,6 +164,6 @@ def _listed(key: str, container: Sequence[object] | dict[str, object]) -> Iterat
 
 @functools.cache
 def _of_every_layer() -> frozenset[str]:
-    named = keras.layers.Layer(name="any")  # a name of its own: Keras counts those it makes up
+    named = keras.layers.Layer(name="any")  # an explicit name: Keras counts generated ones
     tracked = [f"_self_unconditional_{x}" for x in ("checkpoint_dependencies", "dependency_names")]
     return frozenset(dir(named)) | {"_functional", "_operations", "operations", *tracked}

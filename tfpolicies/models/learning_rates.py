@@ -21,7 +21,7 @@ SCHEDULES = (
     "PiecewiseConstantDecay",
     "PolynomialDecay",
 )
-"""Keras's own schedules: the only ones that a file may name."""
+"""Keras's schedules: the only ones that a file may name."""
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -63,8 +63,8 @@ def changing_rate(lr: float | Callable[[int], float] | Mapping[str, Any]) -> Rat
             rate = math.nan
         if not 0 <= rate < math.inf:
             raise ConfigError(
-                f"lr must be a finite number, 0 or more, but {lr!r:.200} gave {found!r:.200} for "
-                f"{count}."
+                f"lr must be a finite number, 0 or more, but {lr!r:.200} returned {found!r:.200} "
+                f"for {count}."
             )
         return rate
 
@@ -76,7 +76,7 @@ def _made(described: Mapping[str, Any]) -> Any:
     name = settings.pop("type", None)
     if not is_one_of(name, *SCHEDULES):
         raise ConfigError(
-            f"lr={dict(described)!r:.200} is no schedule of Keras's own."
+            f"lr={dict(described)!r:.200} does not describe a Keras schedule."
             f"{near_matches(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."
         )
     lists = [x if isinstance(x, list | tuple) else [x] for x in settings.values()]

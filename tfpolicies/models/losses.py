@@ -25,7 +25,7 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     shape = tf.convert_to_tensor(values).shape
     if shape.rank is not None and shape.rank > 1:
         raise UsageError(
-            f"masked_mean takes one number for each row, [B], got values of shape {shape}. "
+            f"masked_mean needs one number for each row, [B], got values of shape {shape}. "
             "Reduce or squeeze the other axes first."
         )
     total = tf.reduce_sum(tf.math.multiply_no_nan(values, mask))  # 0 * inf is 0 here
@@ -41,7 +41,7 @@ def huber(errors: tf.Tensor) -> tf.Tensor:
     """Returns x^2 / 2 where |x| <= 1, and |x| - 1/2 elsewhere (Huber 1964)."""
     size = tf.abs(errors)
     near = tf.minimum(size, 1.0)
-    return near * (size - 0.5 * near)  # whose gradient float32 keeps exact for small errors, too
+    return near * (size - 0.5 * near)  # its float32 gradient is also exact for small errors
 
 
 def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

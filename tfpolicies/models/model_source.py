@@ -36,10 +36,10 @@ class ModelSource(NamedTuple):
     """The source of the networks of all policies with the same program."""
 
     key: tuple  # equal for equal architectures, whatever their names
-    make: Callable[[], keras.Model]  # a new one with each call
-    template: keras.Model | None = None  # an instance whose weights its first policy takes
-    is_catalog: bool = False  # whether settings alone describe it
-    noise_size: int = 0  # numbers of noise that noisy ones take for each row
+    make: Callable[[], keras.Model]  # builds a new model with each call
+    template: keras.Model | None = None  # an instance, with the weights of the first policy
+    is_catalog: bool = False  # whether only settings determine it
+    noise_size: int = 0  # number of noise values per row of noisy networks
 
 
 def model_source(
@@ -75,7 +75,7 @@ def model_source(
         if unbuilt is not None:
             _require_room(unbuilt, ports, custom.name)
         if unbuilt is not None or not isinstance(custom, keras.Function | keras.Sequential):
-            call_with_zeros(custom, ports)  # builds it; `complete` tries each copy that is made
+            call_with_zeros(custom, ports)  # builds it; `complete` tries each copy
         architecture = Architecture.of(custom)
         _require_kept_views(custom, architecture)
         if architecture is not None and custom not in _compared and not is_built_from_file():
@@ -160,7 +160,7 @@ def _require_kept_views(instance: keras.Model, architecture: Architecture | None
     if required and architecture is not None and declared(architecture.build()) != required:
         raise ModelError(
             f"The model {instance.name!r} has view_requirements that Keras leaves out of copies. "
-            "Give a factory that sets them, or set them in the constructor of the model's class."
+            "Pass a factory that sets them, or set them in the constructor of the model's class."
         )
 
 
@@ -184,4 +184,4 @@ def _instance_source(
 
 
 _compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-"""Models of users whose copies were found to compute the same."""
+"""Custom models whose copies were checked to compute the same."""

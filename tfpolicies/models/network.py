@@ -38,7 +38,7 @@ class NetworkOutputs(NamedTuple):
     """The outputs of a network for N rows."""
 
     dist_inputs: tf.Tensor  # [N, num_inputs], masked
-    outputs: tf.Tensor  # [N, num_outputs], masked: what they are computed from
+    outputs: tf.Tensor  # [N, num_outputs], masked; `dist_inputs` are computed from them
     values: tf.Tensor | None  # [N]
     states: list[tf.Tensor]  # the memory after each sequence, [S, ...] each
 
@@ -100,7 +100,7 @@ class Network:
 
     def stateless(self, weights: Tensors, inputs: NetworkInputs) -> NetworkOutputs:
         """Runs the model with the given weights, in the order of `variables`, for inference."""
-        # Unlike `stateless_call`, a call works where the model's `call` takes no `training`.
+        # Unlike `stateless_call`, this works if the model's `call` has no argument `training`.
         with self.with_weights(weights):
             return self._run(inputs, weights[len(self.model.variables) :], training=False)
 

@@ -51,7 +51,7 @@ class Port(NamedTuple):
     name: str
     shape: tuple[int, ...]  # of one row; of one sequence for the memory
     dtype: np.dtype
-    path: tuple[str, ...] = ()  # where a leaf lies in its space
+    path: tuple[str, ...] = ()  # of a leaf in its space
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
@@ -65,7 +65,7 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """A view of a collected column: steps relative to the current one; zeros before an episode starts.
+    """Steps of a collected column, relative to the current one; zeros before an episode.
 
     Attributes:
         name: of the view, and of its column in a batch.
@@ -104,10 +104,10 @@ class View:
 
     @cached_property
     def following(self) -> View | None:
-        """The view to store so that the next step's view can be computed; None if this view suffices.
+        """The view to store for computing the next step's view; None if this view suffices.
 
-        The next step has at shift -3 the value that this one has at -2: the range [-3, -2, -1] contains
-        it, `[-3, -1]` does not.
+        The next step has at shift -3 the value that this one has at -2: the range
+        `[-3, -2, -1]` contains it, `[-3, -1]` does not.
         """
         wanted = [shift + 1 for shift in self.shifts if shift < -1]
         if set(wanted) <= set(self.shifts):

@@ -15,7 +15,9 @@ from tfpolicies.type_aliases import Structure
 
 
 def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Flattens leaves `[B, *leaf.shape]` to float32 rows `[B, F]`: discrete leaves one-hot, pixels 0-255.
+    """Flattens leaves `[B, *leaf.shape]` to float32 rows `[B, F]`; discrete leaves are one-hot.
+
+    Images keep their range, 0 to 255.
 
     Raises:
         ObservationError: for a value that its discrete space does not contain.
@@ -35,7 +37,7 @@ def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np
             if ((choices < 0) | (choices >= sizes)).any():
                 raise ObservationError(
                     f"{leaf.name('obs')} must hold members of {space}, but got values from "
-                    f"{array.min()} to {array.max()}. Correct the space or the environment."
+                    f"{array.min()} to {array.max()}. Fix the space or the environment."
                 )
             rows = np.zeros((len(array), sizes.sum()), np.float32)
             np.put_along_axis(rows, choices + np.cumsum(sizes) - sizes, 1.0, axis=1)
@@ -106,6 +108,6 @@ def _chosen(cell: np.ndarray, space: gym.Space, name: str) -> np.ndarray:
         row = int(np.argmin(is_one_hot))
         raise ObservationError(
             f"{name} must be of {space}, or one-hot rows of it, but row {row} has "
-            f"{cell[row].tolist()!s:.200}. Give observations as the environment does."
+            f"{cell[row].tolist()!s:.200}. Pass observations as the environment returns them."
         )
     return cell.argmax(axis=1)

@@ -32,7 +32,7 @@ def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
 
 
 def encode_action(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
-    """Encodes a policy's actions like `encode`, but discrete ones count from 0 whatever the start."""
+    """Encodes a policy's actions like `encode`; discrete ones count from 0, whatever the start."""
     if is_choice(leaf.space):
         return _one_hot(leaf, batch)
     return tf.cast(batch, tf.float32)

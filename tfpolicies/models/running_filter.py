@@ -34,14 +34,14 @@ from tfpolicies.type_aliases import Setting
 CLIP = 10.0  # normalised values are clipped to +-CLIP
 
 FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
-"""What `observation_filter` can be; the last two are one: workers' statistics are merged."""
+"""Values of `observation_filter`; the last two are equal: workers' statistics are merged."""
 
 FILTER = one_of(*FILTERS)
 
 RETURN_FILTER = "ReturnStdFilter"
 
 REWARD_FILTER = one_of(*FILTERS, RETURN_FILTER)
-"""What `reward_filter` can be."""
+"""The rule for `reward_filter`."""
 
 _FIELDS = ("count", "mean", "m2")
 _Filter = TypeVar("_Filter", bound="RunningFilter")
@@ -192,9 +192,9 @@ class RunningFilter(Extensible, abc.ABC):
         theirs = [stat.shape for stat in getattr(other, "_frozen", ())]
         if type(other) is not type(self) or mine != theirs:
             raise WeightsError(
-                f"Filters can be merged if they are of one kind and shape, but {type(other)} of "
-                f"shapes {theirs} was given to {type(self)} of shapes {mine}. Build both "
-                "for one observation space and one `observation_filter`."
+                f"Filters can only be merged if their classes and shapes are equal, but "
+                f"{type(other)} of shapes {theirs} was passed to {type(self)} of shapes {mine}. "
+                "Build both for one observation space and one `observation_filter`."
             )
 
     def _refresh(self) -> None:

@@ -63,7 +63,7 @@ class RunningStat:
         if rows.ndim == 0 or rows.shape[1:] != self.shape:
             wanted = ", ".join(("B", *map(str, self.shape)))
             raise ObservationError(
-                f"A running mean takes batches of shape [{wanted}], but got {rows.shape}. Give one "
+                f"A running mean needs batches of shape [{wanted}], but got {rows.shape}. Give one "
                 "element a batch axis: `value[None]`."
             )
         if not len(rows):
@@ -77,8 +77,8 @@ class RunningStat:
             m2 = np.einsum("b...,b...->...", deviations, deviations) - np.square(rest) / count
         if not np.isfinite(m2).all():
             raise ObservationError(
-                "A running mean takes finite values, but the batch has NaN, infinity or numbers "
-                "whose squares overflow. Clip or repair them in the environment."
+                "A running mean needs finite values, but the batch has NaN, infinity or numbers "
+                "whose squares overflow. Clip or fix them in the environment."
             )
         self._join(count, mean + rest / count, np.maximum(m2, 0.0))
 

@@ -33,7 +33,7 @@ def model_settings(config: Settings) -> dict[str, Any]:
             all_of_them = f" Settings are {', '.join(MODEL_DEFAULTS)}."
             raise ModelSettingError(
                 f"model[{key!r}] is not a model setting."
-                f"{near_matches(key, MODEL_DEFAULTS) or all_of_them} A model of your own goes to "
+                f"{near_matches(key, MODEL_DEFAULTS) or all_of_them} Pass a custom model as "
                 "model={'custom_model': your_model}."
             )
     settings = {**MODEL_DEFAULTS, **config}
@@ -64,7 +64,7 @@ _READ_BY = {
     "attention_use_n_prev_actions": ("use_attention",),
     "attention_use_n_prev_rewards": ("use_attention",),
 }
-"""What settings are of no effect without: one of some memories."""
+"""Settings that only have an effect with one of these memories."""
 
 
 def has_memory(settings: Settings) -> bool:
@@ -91,7 +91,7 @@ def _check_together(settings: Settings) -> None:
     if used and settings["no_final_linear"]:
         raise ModelSettingError(
             f"model['no_final_linear'] must be False with {used[0]}, got True: the outputs are a "
-            "linear layer behind the memory."
+            "linear layer after the memory."
         )
     for key, memories in _READ_BY.items():
         if settings[key] and not any(settings[memory] for memory in memories):
@@ -104,5 +104,5 @@ def _check_together(settings: Settings) -> None:
         raise ModelSettingError(
             "model['attention_memory_training'] must be left out or equal "
             f"model['attention_memory_inference'] = {acting}, got {show_value(training)}: training "
-            "reads the memory that acting had, so that both compute the same."
+            "uses the memory from acting, so that both compute the same."
         )

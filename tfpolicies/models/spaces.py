@@ -20,7 +20,7 @@ from tfpolicies.finite import NO_NUMBERS, is_finite
 from tfpolicies.type_aliases import Structure
 
 MASK, OBSERVATIONS = "action_mask", "observations"
-"""The keys of observations with a mask, which policies obey."""
+"""The keys of observations with an action mask, which policies apply."""
 
 _MOST_PARTS = 1000
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
     path: tuple[str, ...]  # () for a space that is not nested
     space: spaces.Space
     shape: tuple[int, ...]  # of one element
-    dtype: np.dtype  # how batches of it travel: float32, uint8, int64, or int8 for actions
+    dtype: np.dtype  # of its batches: float32, uint8, int64, or int8 for actions
 
     def name(self, prefix: str) -> str:
         """Returns `prefix` and the path joined by `_`: `obs`, `obs_camera`."""
@@ -75,8 +75,8 @@ def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
 def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     """Returns the leaves of an action space, in the order of `leaves`.
 
-    Only the dtypes differ: a policy's actions are 0-based int64, those of MultiBinary int8 and those
-    of a Box of floats float32.
+    Only the dtypes differ: a policy's actions are 0-based int64, those of MultiBinary int8 and
+    those of a Box of floats float32.
 
     Raises:
         UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
@@ -102,19 +102,19 @@ def require_values(space: spaces.Space, argument: str) -> None:
         elif not part.spaces:
             empty = f"is a {type(part).__name__} without parts"
         if empty is not None:
-            raise SpaceError(f"{place} {empty}. Leave it out, or give it at least one number.")
+            raise SpaceError(f"{place} {empty}. Remove it, or give it at least one number.")
         others = (
             [x for x in part if not isinstance(x, str)] if isinstance(part, spaces.Dict) else []
         )
         if others:
             raise UnsupportedSpaceError(
-                f"{argument} has a Dict with the key {others[0]!r}, but keys name inputs and must "
-                "be strings. Give the part a name."
+                f"{argument} has a Dict with the key {others[0]!r}, but keys are names of inputs "
+                "and must be strings. Give the part a name."
             )
     if count > _MOST_PARTS:
         raise SpaceError(
-            f"{argument} has {count} parts, and {_MOST_PARTS} are the limit: each is an input or "
-            "an output of its own. Join parts to one Box or MultiDiscrete."
+            f"{argument} has {count} parts, but {_MOST_PARTS} are the limit: each is a separate "
+            "input or output. Combine parts to one Box or MultiDiscrete."
         )
 
 
@@ -248,7 +248,7 @@ def batch_leaves(space_leaves: Leaves, batch: Structure, argument: str) -> list[
             part = pick(batch, leaf.path)
         except (KeyError, IndexError, TypeError, ValueError):
             raise ObservationError(
-                f"{argument} has no part {'/'.join(leaf.path)!r}; the space is nested, so give a "
+                f"{argument} has no part {'/'.join(leaf.path)!r}; the space is nested, so pass a "
                 f"dict or tuple of [B, ...] arrays of the same structure, not "
                 f"{type(batch).__name__}.{_pettingzoo_hint(leaf, batch)}"
             ) from None
@@ -282,7 +282,7 @@ def _require_parts(space_leaves: Leaves, batch: Structure, argument: str) -> Non
     if len(rows) != parts or not fit:
         raise ObservationError(
             f"{argument} must be a dict or tuple of [B, ...] arrays, nested as the space is; got "
-            f"flat rows {list(rows.shape)} of {rows.dtype}. Give it as the environment does."
+            f"flat rows {list(rows.shape)} of {rows.dtype}. Pass it as the environment returns it."
         )
 
 
@@ -292,7 +292,7 @@ def _pettingzoo_hint(leaf: Leaf, batch: Structure) -> str:
         return ""
     return (
         " PettingZoo's {'observation', 'action_mask'} is {'observations', 'action_mask'} here: "
-        "give {'observations': obs['observation'], 'action_mask': obs['action_mask']}."
+        "pass {'observations': obs['observation'], 'action_mask': obs['action_mask']}."
     )
 
 
@@ -310,7 +310,7 @@ def _leaf_array(leaf: Leaf, batch: Structure, argument: str) -> np.ndarray:
         raise ObservationError(f"{argument} must be integers, but has NaN or infinity.")
     if not fits:
         raise ObservationError(_mismatch(leaf, batch, argument, array.shape))
-    with np.errstate(invalid="ignore"):  # what does not fit is refused by name
+    with np.errstate(invalid="ignore"):  # `_require_equal` reports numbers that do not fit
         converted = array.astype(leaf.dtype, copy=False)
     if leaf.dtype.kind != "f" and not np.can_cast(array.dtype, leaf.dtype):
         _require_equal(leaf, converted, array, argument)
@@ -326,8 +326,8 @@ def _require_equal(leaf: Leaf, converted: np.ndarray, given: np.ndarray, argumen
         hint = ", and do not divide images by 255: the policy does" if scaled else ""
         raise ObservationError(
             f"{argument} must have numbers of {leaf.dtype}, as its space does, but "
-            f"{argument}[{', '.join(map(str, where))}] is {given[where]}. Give it as the "
-            f"environment does{hint}."
+            f"{argument}[{', '.join(map(str, where))}] is {given[where]}. Pass it as the "
+            f"environment returns it{hint}."
         )
 
 
@@ -347,7 +347,7 @@ def _require_numbers(array: np.ndarray, argument: str) -> None:
         shown = next(iter(array.flat), None)
         raise ObservationError(
             f"{argument} must be an array of real numbers, but has the dtype {array.dtype}, such "
-            f"as {shown!r:.80}. Convert it yourself: nothing is guessed here."
+            f"as {shown!r:.80}. Convert it to numbers first."
         )
 
 

@@ -7,7 +7,7 @@ import keras
 from tfpolicies.models.warn_once import warn_once
 
 _SHAPING = ("Rescaling", "Multiply", "Reshape", "Identity", "Flatten", "Lambda", "Concatenate")
-"""Operations of Keras that may follow an activation, to which their first input leads."""
+"""Keras operations that may follow an activation, traced back through their first input."""
 
 
 def ends_in_tanh(model: keras.Model) -> bool:
@@ -37,8 +37,8 @@ def ends_in_tanh(model: keras.Model) -> bool:
 def warn_of_tanh(name: str) -> None:
     """Warns once per name of a model that its actions cannot reach the bounds."""
     warn_once(
-        "The model %r ends in tanh, but its outputs are squashed to the bounds of the actions by "
-        "tanh here, so actions reach 76 %% of the bounds at most. Leave that activation and the "
-        "scaling behind it out: Dense(n).",
+        "The model %r ends in tanh, but the policy squashes its outputs to the bounds of the "
+        "actions by tanh as well, so actions reach 76 %% of the bounds at most. Remove that "
+        "activation and the scaling after it: Dense(n).",
         name,
     )

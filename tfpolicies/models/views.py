@@ -23,7 +23,7 @@ _COLLECTED = (
     *("action_dist_inputs", "advantages", "value_targets"),
 )
 _Source: TypeAlias = tuple[str, tuple[int, ...], bool]
-"""A collected column, the shifts of it that are read, and whether they are a window."""
+"""A collected column, the shifts that are read, and whether they form a window."""
 _LAST_N = dict(zip(PREV_N, (OBS, ACTIONS, REWARDS), strict=True))
 
 
@@ -68,8 +68,8 @@ def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int
     steps = shape[1 + memory] if len(shape) > 1 + memory else None
     if not isinstance(steps, int):
         raise ModelError(
-            f"The input {name!r} of the model {model.name!r} must say how many steps it takes, but "
-            f"has the shape {tuple(shape[1:])}. Write keras.Input((4, ...), name={name!r}) for "
+            f"The input {name!r} of the model {model.name!r} must have a known number of steps, "
+            f"but has the shape {tuple(shape[1:])}. Write keras.Input((4, ...), name={name!r}) for "
             "four."
         )
     return steps
@@ -104,7 +104,8 @@ def _requested(model: keras.Model, name: str, requirement: Any) -> _Source:
     if name in _COLLECTED or not name.isidentifier():
         raise ModelError(
             f"The model {model.name!r} requires a view {name!r}, but a collected column has that "
-            "name, or it is none for an input. Give the view a name of letters, digits and '_'."
+            "name, or an input cannot have it. Give the view another name of letters, digits "
+            "and '_'."
         )
     source = requirement.data_col or name
     shifts = tuple(requirement.shift_arr.tolist())
@@ -112,20 +113,20 @@ def _requested(model: keras.Model, name: str, requirement: Any) -> _Source:
     known = (OBS, ACTIONS, REWARDS)
     if source not in known:
         raise ModelError(
-            f"{here} has the data_col {source!r}, but acting sees {', '.join(known)} only. Keep "
-            "what the model itself makes in a memory; with used_for_compute_actions=False the loss "
-            "sees any column."
+            f"{here} has the data_col {source!r}, but only {', '.join(known)} are available while "
+            "acting. Store outputs of the model in a memory; with used_for_compute_actions=False "
+            "the loss can read any column."
         )
     last = 0 if source == OBS else -1
     if max(shifts) > last:
         raise ModelError(
-            f"{here} has the shift {requirement.shift!r}, but {source!r} is known up to {last} "
-            "when the model acts. Shift it back, or set used_for_compute_actions=False."
+            f"{here} has the shift {requirement.shift!r}, but {source!r} is known up to the shift "
+            f"{last} when the model acts. Reduce the shift, or set used_for_compute_actions=False."
         )
     if requirement.index is not None or requirement.batch_repeat_value != 1:
         raise ModelError(
-            f"{here} must be without index and batch_repeat_value, but got {requirement!r}: acting "
-            "sees every row from where it is. Use a shift."
+            f"{here} must have neither index nor batch_repeat_value, but got {requirement!r}: "
+            "while acting, views are relative to the current step. Use a shift."
         )
     if name in PREVIOUS and (source, shifts) != (PREVIOUS[name], (-1,)):
         raise ModelError(

@@ -21,7 +21,7 @@ from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of, witho
 from tfpolicies.models.actor_critic import variables_of_actor
 from tfpolicies.models.layer_tree import Owner, owners_of
 
-_NEAR = 3  # layers of either side that an error lists before and after the one it is about
+_NEAR = 3  # number of layers before and after the wrong one in the list of an error
 
 
 class MappedWeight(NamedTuple):
@@ -54,7 +54,7 @@ class MappingReport(tuple[MappedWeight, ...]):
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        kept = [f"not in the file, and left as they are: {', '.join(self.kept)}"]
+        kept = [f"not in the file, and unchanged: {', '.join(self.kept)}"]
         return "\n".join(lines + kept * bool(self.kept))
 
 
@@ -93,9 +93,9 @@ def match_weights(
        only if the names of all remaining layers in file and model are equal, shapes included.
     4. A file with as many layers as the actor has fills the actor; variables that only the value
        needs stay unchanged.
-    5. The remaining layers are paired in the order of the model, shapes being equal. If a file does
-       not determine the order (Keras 3 weights, between layers of different classes), only layers of
-       one class are paired so, or of shapes that no other class has.
+    5. The remaining layers are paired in the order of the model, shapes being equal. If a file
+       does not determine the order (Keras 3 weights, between layers of different classes), only
+       layers of one class are paired so, or of shapes that no other class has.
 
     Layers of the file that normalise inputs (Keras's `Normalization`) are ignored, unless the
     model has such layers. Inside a layer weights are paired by name if both sides have the same
@@ -141,8 +141,8 @@ def match_weights(
             elif not np.array_equal(arrays[key], cast):
                 raise ModelImportError(
                     f"`import_file`: {str(file)!r} has two values for one variable: its weight "
-                    f"{f'{layer.name}/{name}'!r} differs from that of another layer, with which it "
-                    "is shared in the model. Save the model again. Nothing was imported."
+                    f"{f'{layer.name}/{name}'!r} differs from that of another layer, although the "
+                    "layers share it in the model. Save the model again. Nothing was imported."
                 )
     order = {key: number for number, key in enumerate(keys)}
     report.sort(key=lambda entry: order[entry.variable])
@@ -182,8 +182,8 @@ def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
         if dtype is not None:
             raise ModelImportError(
                 f"`import_file`: {str(file)!r} holds a quantized model: its layer "
-                f"{_called(layer.name)} has {dtype} weights, and a policy takes floats. Save the "
-                "model before `model.quantize(...)`. Nothing was imported."
+                f"{_called(layer.name)} has {dtype} weights, but a policy has float weights. Save "
+                "the model before `model.quantize(...)`. Nothing was imported."
             )
 
 
@@ -272,7 +272,7 @@ class _Matcher:
             found += [_Pair(s, t, "name") for s, t in hits if layers[id(s)] == owners[id(t)] == 1]
         return found
 
-    # By the place Keras saves a layer under
+    # By the path under which Keras saves a layer
 
     def _by_place(self) -> None:
         anchor = next((layer.path for layer in self._all_sources if layer.path), None)
@@ -342,7 +342,7 @@ class _Matcher:
     def _ordered_groups(self) -> Iterator[tuple[list[LayerWeights], list[Owner]]]:
         """Yields layers of the file whose order is known, and those of the model they may fit."""
         all_sources, all_targets = self._sources, self._targets
-        if self._allow_missing:  # pairs made before tell where in the model a file belongs
+        if self._allow_missing:  # earlier pairs determine the place of the file in the model
             all_sources, all_targets = self._all_sources, self._all_targets
         if len({layer.sequence for layer in all_sources}) <= 1:
             yield all_sources, all_targets
@@ -387,7 +387,7 @@ class _Matcher:
         why = "has the same name" if _is_same(layer, owner) else "is the next in order"
         return self._error(
             f"its layer {_called(layer.name)} has weights of shapes {_list(layer.shapes)}, but the "
-            f"model's layer {_called(owner.name)}, which {why}, takes "
+            f"model's layer {_called(owner.name)}, which {why}, has weights of shapes "
             f"{_list(owner.shapes)}",
             layer,
             owner,
@@ -397,22 +397,23 @@ class _Matcher:
         hint = near_matches(layer.name, [owner.name for owner in self._all_targets])
         return self._error(
             f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits no "
-            f"layer of the model that is left (left: {_layers(self._targets[: 2 * _NEAR])}).{hint}",
+            "layer of the model without weights (remaining: "
+            f"{_layers(self._targets[: 2 * _NEAR])}).{hint}",
             layer,
         )
 
     def _no_weights(self, owner: Owner) -> ModelImportError:
         return self._error(
             f"it has no weights of shapes {_list(owner.shapes)} for the model's layer "
-            f"{_called(owner.name)} (`allow_missing=True` would leave such layers as they are)",
+            f"{_called(owner.name)} (`allow_missing=True` leaves such layers unchanged)",
             owner=owner,
         )
 
     def _ambiguous(self, layer: LayerWeights) -> ModelImportError:
         return self._error(
             f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits "
-            "more than one layer of the model, and neither names nor order tell which. Give the "
-            "layers names of your own, or save a .keras file",
+            "more than one layer of the model, and neither names nor order determine which. Name "
+            "the layers, or save a .keras file",
             layer,
         )
 
@@ -427,7 +428,7 @@ class _Matcher:
         )
 
 
-_NEW_ROLES = {"depthwise_kernel": "kernel"}  # what Keras 3 calls weights of Keras 2
+_NEW_ROLES = {"depthwise_kernel": "kernel"}  # Keras 3 names of weights by Keras 2 name
 
 
 def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | None:

@@ -24,9 +24,9 @@ from tfpolicies.type_aliases import TensorStructure
 
 Shape = tuple[int, ...]
 
-ROWS = 2  # sequences or observations that a policy tries a model with
-# In multiplications of matrices, which are the fastest:
-_ELEMENT = 32  # what is done with one number of a layer
+ROWS = 2  # sequences or observations in a trial call
+# Costs in multiplications of a matrix product, which are the fastest:
+_ELEMENT = 32  # an elementwise operation of a layer
 _SLOW = 128  # one product in pooling and depthwise convolutions
 
 
@@ -55,12 +55,12 @@ class Work:
 
 
 LIMITS = Work(calls=256, operations=1 << 34, numbers=96 << 20)
-"""What a file may ask for. `docs/decisions/003` says why honest models ask for less."""
+"""The work that a file may ask for. `docs/decisions/003` says why honest models need less."""
 
 _WORDS = {
     "calls": "calls of layers, or steps of them",
     "operations": "operations",
-    "numbers": "numbers that layers give or hold",
+    "numbers": "numbers in outputs and intermediate results",
 }
 
 _factor: ContextVar[float] = ContextVar("model_work_limit", default=1.0)
@@ -79,8 +79,8 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
     is_number = isinstance(model_work_limit, int | float) and model_work_limit > 0
     if not is_number or isinstance(model_work_limit, bool):
         raise ConfigError(
-            "model_work_limit must be a number above 0, how many times the usual work a stored "
-            f"model may take (math.inf for no limit), got {model_work_limit!r:.200}."
+            "model_work_limit must be a number above 0, the factor of the usual work limit for "
+            f"stored models (math.inf for no limit), got {model_work_limit!r:.200}."
         )
     token = _factor.set(model_work_limit)
     try:
@@ -111,9 +111,9 @@ def require_limits(work: Work, what: str) -> None:
         return
     raise CheckpointError(
         f"{what} takes {getattr(work, name):,} {_WORDS[name]}, but a file may ask for "
-        f"{int(factor * getattr(LIMITS, name)):,} at most. If you trust it, give "
+        f"{int(factor * getattr(LIMITS, name)):,} at most. If you trust it, pass "
         f"model_work_limit={math.ceil(shares[name])} to the call that loads it "
-        "(--model-work-limit on the command line), and so much work is done."
+        "(--model-work-limit on the command line)."
     )
 
 
@@ -181,7 +181,7 @@ class _Meter:
     """Measures calls of layers and models on symbolic tensors."""
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[Any, ...], tuple[Any, Work, Any]] = {}  # the model lives on, too
+        self._measured: dict[tuple[Any, ...], tuple[Any, Work, Any]] = {}  # also keeps the model
 
     def measure(
         self, operation: keras.Operation, *args: TensorStructure, **kwargs: TensorStructure
@@ -295,7 +295,7 @@ def _count_weights(layer: keras.layers.Layer) -> int:
     return sum(_count(weight.shape) for weight in getattr(layer, "weights", []))
 
 
-# How many times a number takes an element's time, and how many numbers are held meanwhile.
+# Cost per number in units of `_ELEMENT`, and intermediate results per number.
 _ACTIVATIONS = {
     "sparsemax": (60, 5),  # it sorts
     **dict.fromkeys(("sparse_plus", "sparse_sigmoid"), (30, 3)),
@@ -442,7 +442,7 @@ def _measure_dot(call: _Call) -> Work:
 
 def _measure_product(call: _Call) -> Work:
     first = call.inputs[0]
-    last = first[-1:] if len(call.inputs) > 1 else first[-2:]  # of a constant, either may be
+    last = first[-1:] if len(call.inputs) > 1 else first[-2:]  # a constant may be either factor
     return Work(operations=_count(call.outputs[0]) * max(last, default=1))
 
 
@@ -452,7 +452,7 @@ def _measure_einsum(call: _Call) -> Work:
         shapes = [call.inputs[0], tuple(call.layer.kernel.shape)]
     words = getattr(call.layer, "subscripts", None) or call.layer.equation
     products = _count_products(words, shapes)
-    search = 10_000 * len(shapes) ** 3  # for an order in which to multiply
+    search = 10_000 * len(shapes) ** 3  # for the order of products
     return Work(operations=products + search, numbers=products if len(shapes) > 2 else 0)
 
 
@@ -514,7 +514,7 @@ _RULES: list[tuple[tuple[type, ...], _Rule]] = [
 
 
 def _measure_weights(model: keras.Model) -> Work:
-    """Measures computations on weights only: their initialization, and regularizers of an update."""
+    """Measures computations on weights: their initialization, and regularizers of an update."""
     work = Work()
     for variable in model.variables:
         shape = tuple(int(size) for size in variable.shape)
