@@ -137,7 +137,8 @@ def test_an_input_of_integers_where_images_are_fractions_is_refused():
 
 def test_a_critic_that_cannot_be_built_beside_a_model_is_told_as_such():
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
-    with pytest.raises(ModelError, match=r"no value, so a separate critic is .*'conv_filters'.*as a second"):
+    words = r"no value, so a separate critic is .*'conv_filters'.*as a second"
+    with pytest.raises(ModelError, match=words):
         image_policy(model, conv_filters=None)
 
 
