@@ -117,7 +117,6 @@ def require_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> N
 def _first_other_layer(
     model: keras.Model, copy: keras.Model, inputs: Mapping[str, np.ndarray]
 ) -> str | None:
-    """Returns the name of the first layer of a functional model whose outputs differ."""
     if not isinstance(model, keras.Function | keras.Sequential):
         return None
     for ours, theirs in zip(model.layers, copy.layers, strict=True):

@@ -85,7 +85,7 @@ def model_of(
 
 
 def _signature(factory: Factory) -> inspect.Signature | None:
-    """Returns the signature of a factory of models, without `self`; None if Python has none."""
+    """Returns a factory's signature, without `self`; None if Python has none."""
     is_model_class = isinstance(factory, type) and issubclass(factory, keras.Model)
     try:
         signature = inspect.signature(factory.__init__ if is_model_class else factory)
@@ -101,11 +101,6 @@ def _require_call(
     num_outputs: int,
     arguments: Settings,
 ) -> None:
-    """Checks that a factory accepts the arguments that it will be called with.
-
-    Raises:
-        ModelError: if it does not; the message shows the signature.
-    """
     try:
         signature.bind(space, num_outputs, **arguments)
     except TypeError as error:

@@ -141,7 +141,6 @@ class _Unfilled(keras.StatelessScope):
 
 
 def _known(shape: Sequence[int | None]) -> Shape:
-    """Returns a shape's known sizes."""
     return tuple(int(n) for n in shape if n is not None)
 
 

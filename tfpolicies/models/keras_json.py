@@ -191,7 +191,6 @@ class _Reader:
         return found
 
     def _function(self, record: Mapping[str, Any]) -> Any:
-        """Returns the name of an activation that is stored as a function."""
         name, module = record.get("config"), record.get("module")
         if not isinstance(name, str):
             raise CheckpointError(
@@ -240,7 +239,6 @@ def _known(name: str) -> Any:
 
 
 def _kind_of(key: str) -> Kind | None:
-    """Returns the objects that a config entry may hold, by its key."""
     if key in _LAYER_KEYS:
         return kinds()["layer"]
     ending = key.rpartition("_")[2]
@@ -248,7 +246,6 @@ def _kind_of(key: str) -> Kind | None:
 
 
 def _is_plain(value: Json) -> bool:
-    """Returns whether a value consists of numbers, strings and lists."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -263,7 +260,6 @@ def _multiplies_rows(value: Json) -> bool:
 
 
 def _largest(value: Json) -> float:
-    """Returns the largest number in nested lists."""
     if isinstance(value, list | tuple):
         return max(map(_largest, value), default=0)
     return abs(value) if isinstance(value, int | float) else 0

@@ -77,7 +77,7 @@ def _snake_case(name: str) -> str:
 
 
 def _classes(names: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], type]:
-    """Returns the classes of these names in this version of Keras, by module and name."""
+    """Returns the classes that this version of Keras has, by module and name."""
     found = {
         (module, name): getattr(importlib.import_module(module), name, None)
         for module, listed in names.items()

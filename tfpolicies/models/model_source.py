@@ -129,7 +129,6 @@ def q_model_source(observation_space: gym.Space, num_actions: int, static: Setti
 def _catalog_source(
     build: Factory, observation_space: gym.Space, num_outputs: int, config: Settings, how: Settings
 ) -> ModelSource:
-    """Returns the source of models that `build` makes from a complete `model` config."""
     require_float32()
     found = model_leaves(observation_space)
     shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in found)
@@ -140,8 +139,6 @@ def _catalog_source(
 
 
 def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> None:
-    """Checks the memory that a model of an architecture will need when it is built."""
-
     def built() -> keras.Model:
         model = architecture.build()
         call_with_zeros(model, ports)

@@ -121,7 +121,6 @@ class Network:
         return NetworkOutputs(self._dist_class.inputs_of(logits), logits, values, states)
 
     def _encode_inputs(self, inputs: NetworkInputs, filters: Tensors) -> dict[str, tf.Tensor]:
-        """Returns the inputs of the model, by port name."""
         seen = self._encode_obs(inputs.obs, filters)
         arrays = iter(inputs.seen)
         for view in self.ports.views:
@@ -149,7 +148,6 @@ class Network:
         return self._encode_obs(leaves, self.filter_variables)
 
     def _encode_obs(self, obs: Tensors, filters: Tensors) -> dict[str, tf.Tensor]:
-        """Encodes the leaves of an observation; returns them by port name."""
         parts = zip(self._names, self._leaves, obs, self.ports.is_mask, strict=True)
         return {
             name: self._normalize(i, encode(leaf, x), filters)

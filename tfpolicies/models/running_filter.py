@@ -176,7 +176,7 @@ class RunningFilter(Extensible, abc.ABC):
         self._refresh()
 
     def _observe(self, batches: Sequence[Any]) -> None:
-        """Adds one batch per quantity to the pending elements: all of them or none."""
+        """Adds one batch per quantity to the pending elements, or none if one is invalid."""
         changes = [RunningStat(stat.shape) for stat in self._pending]
         for i, (change, batch) in enumerate(zip(changes, batches, strict=True)):
             try:

@@ -62,7 +62,6 @@ def _is_named(view: str, names: Sequence[str]) -> bool:
 
 
 def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int:
-    """Returns the number of steps of a functional model's input."""
     shape = next(shape for key, shape in inputs.items() if _is_named(name, [key]))
     memory = any(key.startswith("state_in_") for key in inputs)
     steps = shape[1 + memory] if len(shape) > 1 + memory else None

@@ -211,7 +211,7 @@ def _split_wrappers(layers: Sequence[LayerWeights], owners: Sequence[Owner]) -> 
 
 
 def _targets(count: int, owners: list[Owner], model: keras.Model) -> list[Owner]:
-    """Returns the layers of a model for a file with `count` layers: all, or the actor's."""
+    """Returns all layers of the model, or the actor's if the file has only that many."""
     variables = variables_of_actor(model)
     if variables is None or count == len(owners):
         return owners

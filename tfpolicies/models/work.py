@@ -162,7 +162,6 @@ def _get_declared_inputs(model: keras.Model) -> list[keras.KerasTensor] | None:
 
 
 def _count(shape: Iterable[Any]) -> int:
-    """Returns the number of elements of a shape."""
     return math.prod(1 if size is None else int(size) for size in shape)
 
 
@@ -316,7 +315,6 @@ def _measure_dense(call: _Call) -> Work:
 
 
 def _get_channels(layer: keras.layers.Layer, shape: Shape) -> tuple[int, Shape]:
-    """Returns the channels and the sizes in space of a batch of images or sequences."""
     if layer.data_format == "channels_first":
         return shape[1], shape[2:]
     return shape[-1], shape[1:-1]
@@ -402,7 +400,6 @@ def _measure_recurrent(call: _Call) -> Work:
 
 
 def _get_state_shapes(layer: keras.layers.Layer, shape: Shape) -> list[Shape]:
-    """Returns the shapes of a recurrent layer's states for two rows."""
     if isinstance(layer, _CONVOLUTIONAL_RNNS):
         state = layer.cell.compute_output_shape((shape[0], *shape[2:]))
         return [tuple(state[0] if isinstance(state[0], tuple | list) else state)] * 2

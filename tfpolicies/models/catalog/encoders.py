@@ -92,7 +92,6 @@ class Encoder:
         return hidden[-1][0] if hidden else sum(self._size(*each) for each in self._leaves)
 
     def _size(self, leaf: Leaf, name: str) -> int:
-        """Returns the number of features that `_part` computes from a leaf."""
         if name not in self._filters:
             return math.prod(encoded_shape(leaf))
         *padded, (channels, kernel, stride) = self._filters[name]

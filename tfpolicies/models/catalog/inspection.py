@@ -71,7 +71,7 @@ def _is_extra(name: str) -> bool:
 
 
 def is_one_of(views: tuple[str, ...], name: str) -> bool:
-    """Returns whether an input is one of these views, or a leaf of one."""
+    """Returns whether a name is that of one of these views, or of a leaf of one."""
     return any(name == view or name.startswith(f"{view}_") for view in views)
 
 

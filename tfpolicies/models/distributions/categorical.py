@@ -141,7 +141,6 @@ def _kl(log_p: tf.Tensor, log_q: tf.Tensor) -> tf.Tensor:
 
 
 def _total(terms: list[tf.Tensor]) -> tf.Tensor:
-    """Sums terms `[B, cells of a group]` over all cells."""
     return tf.add_n([tf.reduce_sum(term, axis=-1) for term in terms])
 
 
