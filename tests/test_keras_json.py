@@ -206,7 +206,7 @@ def test_a_class_that_is_given_must_be_what_belongs_to_its_place():
         assert isinstance(model_from_json(config).layers[0], Scaled)
     for other in (keras.initializers.Zeros, dict):
         scope = keras.saving.custom_object_scope({"Foreign": other})
-        with scope, pytest.raises(CheckpointError, match="no layer"):
+        with scope, pytest.raises(CheckpointError, match="must be a Keras layer"):
             model_from_json(config)
 
 

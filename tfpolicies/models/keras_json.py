@@ -186,7 +186,7 @@ class _Reader:
                 name,
             )
         if not issubclass(found, kind.base):
-            raise _refused(f"{name}, which is a {found!r}, not a {kind.what}")
+            raise _refused(f"{name}, which must be a Keras {kind.what}, but is {found!r}")
         self.used[registered] = found
         return found
 
