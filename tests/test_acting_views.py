@@ -500,8 +500,8 @@ def test_four_observations_learn_what_one_cannot_and_the_export_knows_it(tmp_pat
     ("name", "view", "words"),
     [
         ("x", ViewRequirement("infos", shift=-1), "'x'.*data_col 'infos'.*memory"),
-        ("x", ViewRequirement("actions", shift="-1:0"), "'x'.*known up to -1"),
-        ("x", ViewRequirement("rewards"), "'x'.*known up to -1"),
+        ("x", ViewRequirement("actions", shift="-1:0"), "'x'.*known up to the shift -1"),
+        ("x", ViewRequirement("rewards"), "'x'.*known up to the shift -1"),
         ("x", ViewRequirement("obs", index=0), "'x'.*neither index"),
         ("x", ViewRequirement("obs", shift=-1, batch_repeat_value=4), "'x'.*batch_repeat_value"),
         ("prev_actions", ViewRequirement("actions", shift=-2), "'prev_actions'.*shift=-1"),

@@ -171,7 +171,7 @@ def test_a_single_layer_and_outputs_under_other_names_are_answered():
         policy_of(keras.layers.Dense(2, name="lonely"))
     x = keras.Input((4,))
     outputs = {"policy": keras.layers.Dense(2)(x), "v": keras.layers.Dense(1)(x)}
-    with pytest.raises(ModelError, match=r"Rename a key: it gives \['policy', 'v'\]"):
+    with pytest.raises(ModelError, match=r"Rename a key: it returns \['policy', 'v'\]"):
         policy_of(keras.Model(x, outputs))
     alone = keras.Model(x, {"logits": outputs["policy"]})
     assert policy_of(alone).compute_actions(OBS).extras["vf_preds"].shape == (2,)

@@ -433,7 +433,7 @@ def test_an_algorithm_is_refused_until_the_caller_allows_its_work(tmp_path, few_
     algorithm.save(tmp_path)
     algorithm.restore(tmp_path)  # its own model stays
     algorithm.stop()
-    with pytest.raises(CheckpointError, match="give model_work_limit=2"):
+    with pytest.raises(CheckpointError, match="pass model_work_limit=2"):
         Algorithm.from_checkpoint(tmp_path)
     algorithm = Algorithm.from_checkpoint(tmp_path, model_work_limit=2)
     algorithm.stop()
