@@ -446,7 +446,7 @@ def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | Non
     order = list(range(len(names)))
     if set(names) == set(roles) and len(set(names)) == len(names):
         order = [names.index(role) for role in roles]
-    elif set(names) & set(roles):  # gamma here, beta there
+    elif set(names) & set(roles):  # for example gamma in one, beta in the other
         return None
     fits = [layer.shapes[i] for i in order] == [shape for _, shape, _ in variables]
     return [(i, x[2]) for i, x in zip(order, variables, strict=True)] if fits else None

@@ -174,7 +174,7 @@ class GatedTransformerUnit(keras.layers.Layer):
         )
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
-        # Dense layers work on rows: on three axes each of them would fold and unfold for itself.
+        # Dense layers get rows: with three axes each of them would reshape twice.
         memory, x, seen = inputs
         both = self.norm_1(ops.concatenate([ops.stop_gradient(memory), x], axis=1))
         rows = rows_of(x)
