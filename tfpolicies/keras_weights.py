@@ -1,4 +1,4 @@
-"""The weights of a Keras model as plain arrays, layer by layer, whatever file they came from."""
+"""The weights of a Keras model as arrays by layer, from any file format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class NamedArray(NamedTuple):
-    """One weight: its name in the file (`kernel`, or `0` where the file only counts) and value."""
+    """One weight: its name in the file (`kernel`, or its number if it has none) and value."""
 
     name: str
     array: np.ndarray
@@ -18,17 +18,17 @@ class NamedArray(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights that one layer owns itself; a sub-layer (the cell of an LSTM) is one of its own.
+    """The weights that one layer directly owns; a sub-layer (the cell of an LSTM) is separate.
 
     Attributes:
-        name: the layer's name below its model, such as `dense_3` or `lstm/lstm_cell`; where the
+        name: the layer's name below its model, such as `dense_3` or `lstm/lstm_cell`; if the
             file has none, its `path`.
-        class_name: its class in snake case (`dense`), or None where the file does not tell.
+        class_name: its class in snake case (`dense`), or None if the file does not store it.
         weights: its arrays, in the layer's order.
-        path: where Keras 3 files it, such as `layers/dense_1`; empty for Keras 2.
-        is_named: whether `name` is the layer's own.
-        sequence: layers of one sequence are in the model's order; nothing is known about the order
-            of layers of different ones.
+        path: its path in a Keras 3 file, such as `layers/dense_1`; empty for Keras 2.
+        is_named: whether `name` is the layer's name.
+        sequence: layers of one sequence are in the model's order; the order of layers of different
+            sequences is unknown.
     """
 
     name: str
@@ -46,11 +46,11 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class KerasWeights:
-    """What a file of Keras weights holds.
+    """The contents of a file of Keras weights.
 
     Attributes:
         kind: "keras3 weights", "keras3 archive", "keras2 weights" or "keras2 model".
-        layers: the layers that own weights; random seeds and optimizer slots are left out.
+        layers: the layers that own weights, without random seeds and optimizer slots.
     """
 
     kind: str
@@ -58,13 +58,13 @@ class KerasWeights:
 
 
 class Place(NamedTuple):
-    """What the path of a layer in a Keras 3 file tells about it.
+    """The parsed path of a layer in a Keras 3 file.
 
     Attributes:
         sequence: the path without the numbers that count layers of one class; layers that share
             it are numbered in the model's order.
         role: the part of it that does not depend on where the model itself is.
-        class_name: the class in snake case, or None where the path has only names of attributes.
+        class_name: the class in snake case, or None if the path has only names of attributes.
     """
 
     sequence: str
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 def place_of(path: str) -> Place:
-    """Returns what a path tells.
+    """Parses the path of a layer.
 
     >>> place_of("layers/dense_12")
     Place(sequence='layers/dense', role='dense', class_name='dense')
@@ -93,10 +93,10 @@ def place_of(path: str) -> Place:
 
 
 def without_underscores(path: str) -> str:
-    """Returns a path without the underscores that its parts begin with.
+    """Returns a path without the leading underscores of its parts.
 
-    Keras 3 saves an attribute that a property shows under the name of the property, and Keras 2
-    under its own.
+    For an attribute that is also a property, Keras 3 saves the property's name, Keras 2 the
+    attribute's.
 
     >>> without_underscores("layers/multi_head_attention/_query_dense")
     'layers/multi_head_attention/query_dense'
@@ -105,7 +105,7 @@ def without_underscores(path: str) -> str:
 
 
 def split_number(name: str) -> tuple[str, int]:
-    """Splits the number off a name; sorted by it, `dense_2` comes before `dense_10`.
+    """Splits off the number of a name; sorted by it, `dense_2` comes before `dense_10`.
 
     >>> split_number("dense_12"), split_number("dense")
     (('dense', 12), ('dense', 0))
@@ -122,7 +122,7 @@ def natural_order(path: str) -> list[tuple[str, int]]:
 
 
 def snake_case(class_name: str) -> str:
-    """Returns how Keras calls a class in its files.
+    """Returns the name of a class in Keras's files.
 
     >>> snake_case("Conv2D"), snake_case("LSTM"), snake_case("BatchNormalization")
     ('conv2d', 'lstm', 'batch_normalization')

@@ -1,7 +1,7 @@
-"""Nodes of ONNX models, and models without the parts that no output needs.
+"""Iterates over the nodes of ONNX models, and removes the parts that no output needs.
 
-Reading and writing goes through messages that have the fields for this only, so that servers do not
-need the package `onnx`. Protobuf keeps all other fields of a model as they are.
+Models are read and written by protobuf messages that declare only the required fields, so that
+servers do not need the package `onnx`. Protobuf preserves all other fields of a model.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FIELDS: dict[str, dict[str, tuple[int, str, bool]]] = {
     "Tensor": {"name": (8, "", False)},
     "Value": {"name": (1, "", False)},
 }
-"""Of the messages in ONNX's `onnx.proto`, the fields that are read here, by name: the number, the
-message in it ("" for a text), and whether it is repeated."""
+"""The fields of the messages in ONNX's `onnx.proto` that are read here, by name: the number, the
+message in it ("" for a string), and whether it is repeated."""
 
 
 def with_inner(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Yields nodes, and behind each one those of its inner graphs: the bodies of Loop and If."""
+    """Yields nodes, each followed by those of its inner graphs: the bodies of Loop and If."""
     for node in nodes:
         yield node
         for graph in _inner_graphs(node):
@@ -49,13 +49,13 @@ def _inner_graphs(node: onnx.NodeProto) -> Iterator[Any]:
 
 
 def without_outputs(content: bytes, names: Collection[str]) -> bytes:
-    """Returns a model that lacks some outputs and whatever only they need.
+    """Returns a model without some outputs and the nodes that only they need.
 
-    ONNX Runtime runs every node of a graph, whichever outputs it is asked for.
+    ONNX Runtime runs every node of a graph, whichever outputs are requested.
 
     Args:
-        content: of an ONNX file.
-        names: of the outputs; those that the model does not have are ignored.
+        content: the bytes of an ONNX file.
+        names: names of the outputs; those that the model does not have are ignored.
     """
     model = _model_class().FromString(content)
     _keep(model.graph.output, lambda output: output.name not in names)
@@ -65,7 +65,7 @@ def without_outputs(content: bytes, names: Collection[str]) -> bytes:
 
 @functools.cache
 def _model_class() -> Any:
-    """Returns the class of protobuf messages for ONNX models, as far as `_FIELDS` has them."""
+    """Returns the protobuf message class of ONNX models, with the fields of `_FIELDS`."""
     field_class = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="parts_of_onnx.proto", package="parts_of_onnx")
     for message, fields in _FIELDS.items():
@@ -94,20 +94,20 @@ def prune(graph: onnx.GraphProto) -> None:
             needed.update(_read_by(node))
         return found
 
-    _keep(graph.node, is_needed)  # from the last to the first: nodes come behind those they read
+    _keep(graph.node, is_needed)  # from the last to the first: nodes come after those they read
     _keep(graph.initializer, lambda tensor: tensor.name in needed)
 
 
 def _keep(parts: list[Any], is_kept: Callable[[Any], bool]) -> None:
-    """Deletes the parts of a graph that are not kept, looking at the last one first."""
+    """Deletes the parts of a graph that are not kept, from the last to the first."""
     for i in reversed(range(len(parts))):
         if not is_kept(parts[i]):
             del parts[i]
 
 
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """Yields the names that a node reads, those that its inner graphs read included."""
+    """Yields the names that a node reads, including those that its inner graphs read."""
     for each in with_inner([node]):
-        yield from filter(None, each.input)  # an input that is left out has no name
+        yield from filter(None, each.input)  # a missing optional input has no name
         for graph in _inner_graphs(each):
             yield from (output.name for output in graph.output)

@@ -9,7 +9,7 @@ from itertools import pairwise
 def piecewise_linear(points: Sequence[Sequence[float]], timestep: float) -> float:
     """Returns the value at `timestep` on the line through `[[timestep, value], ...]`.
 
-    Before the first point and after the last one the value stays what it is there.
+    The value is constant before the first point and after the last one.
 
     >>> piecewise_linear([[0, 1.0], [10, 0.0]], 5)
     0.5

@@ -501,7 +501,7 @@ def test_filters_are_taken_over():
         assert (mine.mean == theirs.mean).all()
     with pytest.raises(AssertionError, match=r"missing are \['right'\], unknown are \['x'\]"):
         other.sync_filters({"left": found["left"], "x": found["left"]})
-    with pytest.raises(WeightsError, match="one kind and shape"):
+    with pytest.raises(WeightsError, match="classes and shapes are equal"):
         other.sync_filters({"left": worker.filters["left"], "right": 1})
     assert other.filters["left"].statistics[0].count == 7
 

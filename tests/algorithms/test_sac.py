@@ -573,8 +573,8 @@ def test_critics_that_do_not_fit_are_named(q, message):
 @pytest.mark.parametrize(
     ("q", "message"),
     [
-        ({}, r"^q_model_config\['conv_filters'\] must be given.*Try q_model_config={"),
-        ({"conv_filters": [[2, 17, 1]]}, r"of q_model_config\['conv_filters'\] must fit"),
+        ({}, r"^q_model_config\['conv_filters'\] must be set.*Try q_model_config={"),
+        ({"conv_filters": [[2, 17, 1]]}, r"of q_model_config\['conv_filters'\] must not be larger"),
         ({"conv_filters": [[2, 8, 8]], "conv_activation": "x"}, r"^q_model_config\['conv_act"),
     ],
 )

@@ -498,7 +498,7 @@ def frames(self, *args):
         ({"__init__": frames}, r"view_requirements\['prev_n_infos'\].*Keep"),
         ({"__init__": lambda self: None}, "Refused could not be constructed"),
         ({"get_initial_state": lambda self: [np.ones(2)]}, r"get_initial_state\(\)\[0\] must be z"),
-        ({"get_initial_state": lambda self: [np.zeros(2)]}, "has to estimate the values itself"),
+        ({"get_initial_state": lambda self: [np.zeros(2)]}, "must also estimate the values"),
     ],
 )
 def test_a_form_that_cannot_work_is_refused_with_what_to_write(members, words):

@@ -298,7 +298,7 @@ def test_a_softmax_where_logits_are_wanted_is_told_once(caplog):
         model.name = "with_softmax"
         make(model={"custom_model": model}, seed=1)
     (record,) = caplog.records
-    assert "'with_softmax' gives probabilities" in record.getMessage()
+    assert "'with_softmax' returns probabilities" in record.getMessage()
     caplog.clear()
     make(model={"custom_model": two_headed(["logits", "value"])})
     assert not caplog.records
@@ -364,9 +364,9 @@ def test_a_function_as_lr_is_one_of_environment_steps():
         ({"type": "CosineDeca"}, "Did you mean 'CosineDecay'"),
         ({"type": "CosineDecay", "decay_steps": {"a": 1}}, "must hold numbers"),
         ({"type": "CosineDecay", "no_such": 1}, "no_such"),
-        (lambda steps: -1.0, "gave -1.0 for 0"),
-        (lambda steps: float("inf"), "gave inf for 0"),
-        (lambda steps: None, "gave None for 0"),
+        (lambda steps: -1.0, "returned -1.0 for 0"),
+        (lambda steps: float("inf"), "returned inf for 0"),
+        (lambda steps: None, "returned None for 0"),
         ("fast", "a function of environment steps"),
         ([[0, 0.1], [9, 0.0]], r"goes into lr_schedule\), got \[\[0, 0.1\]"),
     ],

@@ -230,10 +230,10 @@ def test_a_board_that_is_flattened_is_told_once_and_not_if_that_was_asked_for(ca
 @pytest.mark.parametrize(
     ("shape", "dtype", "advice"),
     [
-        ((4, 16, 16, 1), np.uint8, r"stay from 0 to 255: .* Join .* as the connector FrameStack"),
-        ((2, 12, 12, 3), np.float32, r"Join stacked frames along the channels"),
+        ((4, 16, 16, 1), np.uint8, r"stay from 0 to 255: .* Concatenate .* as the connector Fr"),
+        ((2, 12, 12, 3), np.float32, r"Concatenate stacked frames along the channels"),
         ((12, 14), np.uint8, r"Add an axis of channels, as the connector FrameStack\(1\) does"),
-        ((6, 16, 1), np.uint8, r"For convolutions give model=\{'conv_filters': \[\[16, 4, 2\]"),
+        ((6, 16, 1), np.uint8, r"For convolutions set model=\{'conv_filters': \[\[16, 4, 2\]"),
     ],
 )
 def test_an_image_that_no_convolution_takes_is_named_in_one_line(shape, dtype, advice, caplog):

@@ -226,7 +226,7 @@ HOSTILE = {
 def test_what_multiplies_work_is_refused(amount, shape, inner, nothing_is_computed):
     config = describe(shape, inner)
     what = re.escape(work_module._WORDS[amount])
-    with pytest.raises(CheckpointError, match=f"[0-9] {what}.* give model_work_limit="):
+    with pytest.raises(CheckpointError, match=f"[0-9] {what}.* pass model_work_limit="):
         model_from_json(config)
 
 
@@ -340,7 +340,7 @@ def giant(tmp_path_factory):
 
 
 def test_a_policy_is_refused_until_the_caller_allows_its_work(giant, few_calls):
-    with pytest.raises(CheckpointError, match=r"3\d calls .* give model_work_limit=2 "):
+    with pytest.raises(CheckpointError, match=r"3\d calls .* pass model_work_limit=2 "):
         Policy.from_checkpoint(giant)
     policy = Policy.from_checkpoint(giant, model_work_limit=2)
     assert policy.compute_actions(np.zeros((2, 1), np.float32))[0].shape == (2,)
@@ -367,7 +367,7 @@ def test_a_model_whose_sizes_are_open_is_measured_with_those_of_the_observations
     manifest["observation_space"]["shape"][0] = 8192
     manifest["checksum"] = checksum(manifest)
     path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="numbers that layers give or hold"):
+    with pytest.raises(CheckpointError, match="numbers in outputs and intermediate results"):
         Policy.from_checkpoint(tmp_path)
 
 
@@ -375,7 +375,7 @@ def test_a_model_whose_sizes_are_open_is_measured_with_those_of_the_observations
 def test_a_keras_file_is_refused_until_the_caller_allows_its_work(tmp_path, few_calls):
     spaces = {"observation_space": Box(-1, 1, (1,), np.float32), **LOGITS}
     long_model().save(tmp_path / "long.keras")
-    with pytest.raises(ModelImportError, match=r"3\d calls .* give model_work_limit=2 "):
+    with pytest.raises(ModelImportError, match=r"3\d calls .* pass model_work_limit=2 "):
         import_policy(tmp_path / "long.keras", **spaces)
     policy = import_policy(tmp_path / "long.keras", model_work_limit=2, **spaces)
     assert policy.compute_actions(np.zeros((2, 1), np.float32))[0].shape == (2,)
@@ -390,7 +390,7 @@ def test_a_keras_file_with_open_sizes_is_measured_when_it_acts(tmp_path):
     policy = import_policy(tmp_path / "open.keras", observation_space=few, **LOGITS)
     assert policy.compute_actions(np.zeros((2, 8, 1), np.float32))[0].shape == (2,)
     policy = import_policy(tmp_path / "open.keras", observation_space=many, **LOGITS)
-    with pytest.raises(ModelImportError, match="numbers that layers give or hold"):
+    with pytest.raises(ModelImportError, match="numbers in outputs and intermediate results"):
         policy.compute_actions(np.zeros((2, 8192, 1), np.float32))
 
 
@@ -433,7 +433,7 @@ def test_an_algorithm_is_refused_until_the_caller_allows_its_work(tmp_path, few_
     algorithm.save(tmp_path)
     algorithm.restore(tmp_path)  # its own model stays
     algorithm.stop()
-    with pytest.raises(CheckpointError, match="give model_work_limit=2"):
+    with pytest.raises(CheckpointError, match="pass model_work_limit=2"):
         Algorithm.from_checkpoint(tmp_path)
     algorithm = Algorithm.from_checkpoint(tmp_path, model_work_limit=2)
     algorithm.stop()

@@ -137,7 +137,8 @@ def test_an_input_of_integers_where_images_are_fractions_is_refused():
 
 def test_a_critic_that_cannot_be_built_beside_a_model_is_told_as_such():
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
-    with pytest.raises(ModelError, match=r"no value, so a critic is .*'conv_filters'.*as a second"):
+    words = r"no value, so a separate critic is .*'conv_filters'.*as a second"
+    with pytest.raises(ModelError, match=words):
         image_policy(model, conv_filters=None)
 
 
@@ -170,7 +171,7 @@ def test_a_single_layer_and_outputs_under_other_names_are_answered():
         policy_of(keras.layers.Dense(2, name="lonely"))
     x = keras.Input((4,))
     outputs = {"policy": keras.layers.Dense(2)(x), "v": keras.layers.Dense(1)(x)}
-    with pytest.raises(ModelError, match=r"Rename a key: it gives \['policy', 'v'\]"):
+    with pytest.raises(ModelError, match=r"Rename a key: it returns \['policy', 'v'\]"):
         policy_of(keras.Model(x, outputs))
     alone = keras.Model(x, {"logits": outputs["policy"]})
     assert policy_of(alone).compute_actions(OBS).extras["vf_preds"].shape == (2,)

@@ -253,7 +253,7 @@ def test_a_snapshot_is_independent():
 def test_filters_of_other_shapes_are_not_merged():
     for other in (MeanStdFilter(PLANE), RewardFilter()):
         for use in ("apply_changes", "sync"):
-            with pytest.raises(WeightsError, match="one kind and shape"):
+            with pytest.raises(WeightsError, match="classes and shapes are equal"):
                 getattr(MeanStdFilter(LINE), use)(other)
 
 

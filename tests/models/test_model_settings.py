@@ -64,7 +64,7 @@ def test_filters_that_are_no_list_of_channels_kernel_stride_are_refused(filters)
         ({"lstm_use_prev_action": True}, "without use_lstm or use_gru"),
         ({"lstm_use_prev_reward": True, "use_attention": True}, "without use_lstm or use_gru"),
         ({"attention_use_n_prev_actions": 1, "use_lstm": True}, "without use_attention"),
-        ({"use_lstm": True, "no_final_linear": True}, "linear layer behind the memory"),
+        ({"use_lstm": True, "no_final_linear": True}, "linear layer after the memory"),
         ({"attention_memory_inference": 10, "attention_memory_training": 5}, "= 10, got 5"),
     ],
 )

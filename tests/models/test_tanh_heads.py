@@ -38,7 +38,7 @@ def test_an_actor_that_ends_in_tanh_is_told_of_with_the_remedy(policy_class, act
         make(policy_class, OBS, TORQUE, model={"custom_model": actor})
     (line,) = [x for x in caplog.messages if "ends in tanh" in x]
     assert line.startswith("The model 'ddpg_actor' ends in tanh")
-    assert "Leave that activation" in line
+    assert "Remove that activation" in line
 
 
 @pytest.mark.parametrize(

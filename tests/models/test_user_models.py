@@ -123,7 +123,7 @@ def with_attribute(form):
 )
 @pytest.mark.parametrize("mode", ["tf", "graph"])
 def test_an_attribute_that_copies_lack_is_found_with_its_layer(form, layer, mode):
-    words = rf"computes something else{layer}\. An attribute .* or give a factory, model=lambda"
+    words = rf"outputs of the copy differ{layer}\. An attribute .* or pass a factory, model=lambda"
     with pytest.raises(ModelError, match=words):
         policy_of(with_attribute(form), mode)
     policy = policy_of(lambda space, num_outputs: with_attribute(form), mode)

@@ -199,7 +199,7 @@ def test_a_file_of_an_actor_fills_the_actor_and_says_what_stayed(writer, tmp_pat
     mapping = mapped(path, model)
     assert len(mapping.report.kept) == 3
     assert all(name.startswith(model.critic.name) for name in mapping.report.kept)
-    assert str(mapping.report).splitlines()[-1].startswith("not in the file, and left as they are")
+    assert str(mapping.report).splitlines()[-1].startswith("not in the file, and unchanged")
     assert mapped(path, model, allow_missing=True).report == mapping.report
     with pytest.raises(ModelImportError, match=r"no weights.*'.*dense.*allow_missing"):
         mapped(written(numbered(mlp(8, 2)), tmp_path, writer), model)

@@ -500,9 +500,9 @@ def test_four_observations_learn_what_one_cannot_and_the_export_knows_it(tmp_pat
     ("name", "view", "words"),
     [
         ("x", ViewRequirement("infos", shift=-1), "'x'.*data_col 'infos'.*memory"),
-        ("x", ViewRequirement("actions", shift="-1:0"), "'x'.*known up to -1"),
-        ("x", ViewRequirement("rewards"), "'x'.*known up to -1"),
-        ("x", ViewRequirement("obs", index=0), "'x'.*without index"),
+        ("x", ViewRequirement("actions", shift="-1:0"), "'x'.*known up to the shift -1"),
+        ("x", ViewRequirement("rewards"), "'x'.*known up to the shift -1"),
+        ("x", ViewRequirement("obs", index=0), "'x'.*neither index"),
         ("x", ViewRequirement("obs", shift=-1, batch_repeat_value=4), "'x'.*batch_repeat_value"),
         ("prev_actions", ViewRequirement("actions", shift=-2), "'prev_actions'.*shift=-1"),
         ("rewards", ViewRequirement("rewards", shift=-1), "'rewards'.*a collected column"),
@@ -555,7 +555,7 @@ def test_an_input_must_say_how_many_steps_it_takes():
         x = keras.layers.Concatenate()([x, inputs["obs"]])
         return keras.Model(inputs, [keras.layers.Dense(num_outputs)(x), keras.layers.Dense(1)(x)])
 
-    with pytest.raises(ModelError, match=r"'prev_n_obs'.*how many steps.*keras.Input\(\(4"):
+    with pytest.raises(ModelError, match=r"'prev_n_obs'.*number of steps.*keras.Input\(\(4"):
         policy_of("tf", unknown)
 
 

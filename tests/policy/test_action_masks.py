@@ -110,10 +110,10 @@ def test_a_worker_samples_masked_environments():
 def test_a_mask_under_the_names_of_pettingzoo_is_refused_with_ours():
     policy, obs = masked_policy(spaces.Discrete(5), 5), observations(2, 5)
     theirs = {"observation": obs["observations"], "action_mask": obs["action_mask"]}
-    with pytest.raises(ObservationError, match=r"give \{'observations': obs\['observation'\]"):
+    with pytest.raises(ObservationError, match=r"pass \{'observations': obs\['observation'\]"):
         policy.compute_actions(theirs)
     one = {name: part[0] for name, part in theirs.items()}
-    with pytest.raises(ObservationError, match=r"give \{'observations': obs\['observation'\]"):
+    with pytest.raises(ObservationError, match=r"pass \{'observations': obs\['observation'\]"):
         policy.compute_single_action(one)
     with pytest.raises(ObservationError, match=r"not dict\.$"):
         policy.compute_actions({"action_mask": obs["action_mask"]})

@@ -1,1 +1,1 @@
-"""What a Program computes with: networks, distributions, preprocessing."""
+"""Tensor code of a Program: networks, distributions, preprocessing."""

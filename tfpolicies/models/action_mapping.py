@@ -1,19 +1,19 @@
 """The mapping from a policy's actions to the environment's, in NumPy and in TensorFlow.
 
-A policy with a Program computes *normalised* actions: choices count from 0, and Boxes of floats
-have the range [-1, 1] when `normalize_actions` is set. Each leaf is mapped into its space:
+A policy with a Program computes *normalised* actions: discrete actions count from 0, and Boxes of
+floats have the range [-1, 1] when `normalize_actions` is set. Each leaf is mapped into its space:
 
 * Discrete, MultiDiscrete: `start` is added. Box of integers: `low` is added where
   it is finite.
-* MultiBinary: as it is.
+* MultiBinary: unchanged.
 * Box of floats with `normalize_actions`: where both bounds are finite,
   `low + (a + 1)(high - low) / 2`, clipped to the bounds; elsewhere the value is clipped to the
   bound that exists, if any.
-* Box of floats without it: clipped to the bounds if `clip_actions`, else left as it is.
+* Box of floats without it: clipped to the bounds if `clip_actions`, else unchanged.
 
-A custom policy chooses from the space itself (`from_zero=False`): of its integers, only those of a
-Box are moved, by a finite `low`, and only with `normalize_actions`; with `clip_actions` alone they
-are clipped.
+A custom policy computes members of the space itself (`from_zero=False`): of its integers, only
+those of a Box are shifted, by a finite `low`, and only with `normalize_actions`; with only
+`clip_actions` they are clipped.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def _cast(array: ArrayLike, dtype: DTypeLike) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ActionMapping:
-    """The mapping for one action space, nested or not; see the module's text for the rules.
+    """The mapping for one action space, nested or not; the module docstring has the rules.
 
     Attributes:
         space: the action space.
         normalize: whether Boxes of floats are mapped from [-1, 1].
         clip: whether Boxes are clipped if they are not mapped.
-        from_zero: whether choices count from 0; else they are the environment's own.
+        from_zero: whether discrete actions count from 0; otherwise they are the environment's.
 
     >>> mapping = ActionMapping(spaces.Box(0.0, 4.0, (1,)), normalize=True, clip=False)
     >>> mapping.to_env([np.array([[0.5], [3.0]])])[0].tolist()
@@ -62,7 +62,7 @@ class ActionMapping:
 
     @cached_property
     def is_identity(self) -> bool:
-        """Whether the environment takes the policy's actions as they are, dtypes included."""
+        """True if the environment takes the policy's actions unchanged, dtypes included."""
         return all(self._keeps(leaf) for leaf in self.leaves)
 
     def _keeps(self, leaf: Leaf) -> bool:
@@ -73,7 +73,7 @@ class ActionMapping:
         return not np.any(self._offset(leaf.space))
 
     def override(self, normalize: bool | None, clip: bool | None) -> ActionMapping:
-        """Returns the mapping with other rules; None keeps one."""
+        """Returns a copy with other rules; None keeps a rule."""
         if normalize is None and clip is None:
             return self
         return replace(
@@ -93,18 +93,18 @@ class ActionMapping:
 
         Args:
             actions: an array `[B, *shape]` per leaf.
-            cast: of the library that the arrays are of; for tensors `tf.cast`.
-            clip: likewise, `tf.clip_by_value`.
+            cast: the cast of the arrays' library; for tensors `tf.cast`.
+            clip: the clip of the arrays' library; for tensors `tf.clip_by_value`.
 
         Returns:
-            The same, as arrays of their own; members of the space, but for floats if neither
+            New arrays of the same shapes. They are members of the space, except floats if neither
             `normalize` nor `clip` is set.
         """
         pairs = zip(self.leaves, actions, strict=True)
         return [self.leaf_to_env(leaf, each, cast, clip) for leaf, each in pairs]
 
     def from_env(self, actions: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Inverts `to_env` (but for the clipping) on a NumPy batch `[B, *shape]` per leaf."""
+        """Inverts `to_env` (except clipping) on a NumPy batch `[B, *shape]` per leaf."""
         return [self._leaf_from_env(*pair) for pair in zip(self.leaves, actions, strict=True)]
 
     def leaf_to_env(
@@ -123,13 +123,13 @@ class ActionMapping:
             elif self.clip and not self.from_zero and isinstance(space, spaces.Box):
                 actions = clip(actions, space.low, space.high)
             return cast(actions, space.dtype)
-        # Double precision where the space has it: a bound such as 0.3 is no float32 number.
+        # Double precision if the space has it: a bound such as 0.3 is not a float32 number.
         compute = np.float64 if space.dtype == np.float64 else np.float32
         actions = cast(actions, compute)
         if self.normalize or self.clip:
             if self.normalize:
                 half_width, middle = _scale(space, compute)
-                with np.errstate(over="ignore"):  # what overflows is clipped
+                with np.errstate(over="ignore"):  # overflows are clipped
                     actions = actions * half_width + middle
             actions = clip(actions, *_finite_bounds(space, compute))
         return cast(actions, space.dtype)
@@ -144,7 +144,7 @@ class ActionMapping:
         return ((actions - middle) / half_width).astype(leaf.dtype)
 
     def _offset(self, space: spaces.Space) -> np.ndarray:
-        """Returns what the environment's integers have on top of the policy's, int64."""
+        """Returns the difference of the environment's and the policy's integers, int64."""
         # Bounds beyond int64 wrap around, and wrap back when the sum is cast to the space's uint64.
         if isinstance(space, spaces.Box) and (self.from_zero or self.normalize):
             return np.where(space.bounded_below, space.low, 0).astype(np.int64)
@@ -154,7 +154,7 @@ class ActionMapping:
 
 
 def find_unscaled(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> float | None:
-    """Returns a number outside of [-1, 1] that `normalize_actions` would scale; None without."""
+    """Returns a number outside [-1, 1] that `normalize_actions` would scale; None without."""
     for leaf, action in zip(leaves, actions, strict=True):
         if is_float_box(leaf.space):
             space: Any = leaf.space
@@ -166,7 +166,7 @@ def find_unscaled(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> floa
 
 
 def _finite_bounds(space: Any, compute: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds; where one is missing, the largest finite number of the space's dtype."""
+    """Returns the bounds; a missing one is the largest finite number of the space's dtype."""
     largest = np.finfo(space.dtype).max
     return (
         np.maximum(space.low, -largest).astype(compute),

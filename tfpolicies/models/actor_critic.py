@@ -1,4 +1,4 @@
-"""An actor and a critic as one model, and what a model of a policy gives."""
+"""A model that combines an actor and a critic, and access to the parts of a model's outputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfpolicies.type_aliases import TensorStructure
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class ActorCritic(keras.Model):
-    """An actor model and a separate critic model, behind one call.
+    """An actor model and a separate critic model, called as one model.
 
     Args:
-        actor: gives the inputs of the action distribution, `[B, num_outputs]`.
-        critic: gives values, `[B, 1]`.
+        actor: computes the inputs of the action distribution, `[B, num_outputs]`.
+        critic: computes values, `[B, 1]`.
     """
 
     def __init__(self, actor: keras.Model, critic: keras.Model, **kwargs: object) -> None:
@@ -49,24 +49,21 @@ class ActorCritic(keras.Model):
 
 
 def users_model(model: keras.Model) -> keras.Model:
-    """Returns a user's own model: without the critic beside it, or the memory around it.
-
-    It is the model itself where there is neither.
-    """
+    """Returns the user's model: without an added critic or an added memory."""
     if isinstance(model, RememberingModel):
         return model.features
     return model.actor if isinstance(model, ActorCritic) else model
 
 
 def call_actor(model: keras.Model, inputs: TensorStructure, *, training: bool = False) -> Any:
-    """Calls a model like `call_model`; returns the inputs of the action distribution alone."""
+    """Calls a model like `call_model`; returns only the inputs of the action distribution."""
     return get_dist_inputs(call_model(model, inputs, training=training))
 
 
 def variables_of_actor(model: keras.Model) -> list[Any] | None:
     """Returns the variables that the inputs of the action distribution depend on.
 
-    None where that is not known, or where there is nothing else.
+    Returns None if they are unknown, or if the model computes nothing else.
     """
     actor = model.actor if isinstance(model, ActorCritic) else None
     outputs = getattr(model, "_outputs_struct", None)
@@ -76,7 +73,7 @@ def variables_of_actor(model: keras.Model) -> list[Any] | None:
 
 
 def value_of(outputs: TensorStructure) -> Any:
-    """Returns the value of what a model gave; None if it gives none."""
+    """Returns the value among a model's outputs; None if there is none."""
     if isinstance(outputs, Mapping):
         return outputs.get("vf_preds", outputs.get("value"))
     if isinstance(outputs, list | tuple) and len(outputs) == 2:
@@ -85,7 +82,7 @@ def value_of(outputs: TensorStructure) -> Any:
 
 
 def get_dist_inputs(outputs: TensorStructure) -> Any:
-    """Returns the inputs of the action distribution of what a model gave; None if it gives none."""
+    """Returns the action-distribution inputs among a model's outputs; None if there are none."""
     if isinstance(outputs, Mapping):
         return outputs.get("action_dist_inputs", outputs.get("logits"))
     return outputs[0] if isinstance(outputs, list | tuple) and outputs else outputs

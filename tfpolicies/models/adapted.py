@@ -1,4 +1,4 @@
-"""What the core needs to know of models that run an object of another API."""
+"""Protocol for Keras models that wrap an object of another API."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tfpolicies.extensions import Extensible
 
 @runtime_checkable
 class AdaptedModel(Protocol):
-    """A Keras model around a user's object that is no Keras model, such as a `TFModelV2`.
+    """A Keras model around a user's object that is not a Keras model, such as a `TFModelV2`.
 
-    It is called like any other; these two are all that the core asks of it beyond that.
+    It is called like any other model; the core uses only these two names beyond that.
 
     Attributes:
-        inner: the user's object. In `loss`, `model.<name>` is what it has under that name.
+        inner: the user's object. In `loss`, `model.<name>` reads its attribute of that name.
     """
 
     inner: Any
 
     def hand_to(self, policy: Extensible) -> None:
-        """Takes down the policy whose weights methods that are looked up now run with.
+        """Records the policy whose weights the methods looked up from now on use.
 
-        It is called when somebody asks for `policy.model`, since all policies of a kind share it.
+        It is called when `policy.model` is read, since policies with the same program share it.
         """

@@ -1,4 +1,4 @@
-"""Keras models without their weights: keys of equal architectures, and checks of rebuilt copies."""
+"""Keras models without weights: keys of equal architectures, and checks of rebuilt copies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfpolicies.type_aliases import Setting, TensorStructure
 
 
 class Architecture(NamedTuple):
-    """A Keras model without its weights; pickle takes it where it finds the classes by name."""
+    """A Keras model without its weights; pickling needs classes that can be imported by name."""
 
     config: dict[str, Any]
-    classes: dict[str, type]  # of the model and its layers, as the config names them
+    classes: dict[str, type]  # of the model and its layers, by their names in the config
 
     @classmethod
     def of(cls, model: keras.Model) -> Architecture | None:
@@ -37,7 +37,7 @@ class Architecture(NamedTuple):
     def build(self) -> keras.Model:
         """Returns a new model of the architecture."""
         with keras.saving.custom_object_scope(self.classes):
-            # Keras empties a functional model's config while it reads it, so it gets a copy.
+            # Keras empties a functional model's config while reading it.
             config = copy.deepcopy(self.config)
             return keras.saving.deserialize_keras_object(config, custom_objects=self.classes)
 
@@ -49,8 +49,8 @@ _NOT_ARCHITECTURE = ("registered_name", "build_config", "compile_config")
 def anonymous(config: Setting) -> Any:
     """Returns a Keras config without names, which differ between equal architectures.
 
-    Names become numbers, where a layer has its name and where others refer to it; the same word
-    elsewhere (an activation) stays.
+    A layer's name and the references to it become a number; an equal string elsewhere, such as an
+    activation, stays.
     """
     names: dict[str, str] = {}
 
@@ -79,17 +79,17 @@ _TOLERANCE = 1e-4  # of the largest number of an output
 
 
 def require_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> None:
-    """Checks that a copy gives what its original does, for random observations.
+    """Checks that a copy computes what its original does, for random observations.
 
-    Models that do not even give the same twice cannot be compared.
+    Models whose outputs differ between two calls cannot be compared and pass.
 
     Args:
-        model: the original; it stays as it is.
-        copy: as Keras rebuilt it; it gets the original's weights.
+        model: the original; it is not changed.
+        copy: the model as Keras rebuilt it; it gets the original's weights.
         ports: the inputs of the policy.
 
     Raises:
-        ModelError: if it gives something else; it names the layer, if it can be told.
+        ModelError: if the outputs differ; the message names the first such layer where possible.
     """
     call_with_zeros(model, ports)
     call_with_zeros(copy, ports)
@@ -107,24 +107,23 @@ def require_equal(model: keras.Model, copy: keras.Model, ports: InputPorts) -> N
     where = "" if name is None else f", first in its layer {name!r}"
     raise ModelError(
         f"A policy learns with a copy of the model {model.name!r}, which Keras rebuilds from its "
-        f"config, and the copy computes something else{where}. An attribute that was set after a "
-        "layer was made is not part of a config: take it as an argument of `__init__` and return "
-        "it in `get_config`, or give a factory, model=lambda observation_space, num_outputs: ..., "
-        "that makes the whole model."
+        f"config, but the outputs of the copy differ{where}. An attribute that was set after a "
+        "layer was built is not part of a config: make it an argument of `__init__` and return "
+        "it in `get_config`, or pass a factory, model=lambda observation_space, num_outputs: ..., "
+        "that builds the whole model."
     )
 
 
 def _first_other_layer(
     model: keras.Model, copy: keras.Model, inputs: Mapping[str, np.ndarray]
 ) -> str | None:
-    """Returns the name of the first layer of a functional model that gives something else."""
     if not isinstance(model, keras.Function | keras.Sequential):
         return None
     for ours, theirs in zip(model.layers, copy.layers, strict=True):
         try:
             parts = [keras.Model(x.inputs, y.output) for x, y in ((model, ours), (copy, theirs))]
             found = [call_model(part, inputs) for part in parts]
-        except (AttributeError, ValueError, ModelError):  # it is called several times, for example
+        except (AttributeError, ValueError, ModelError):  # for example called several times
             continue
         if not _is_same(*found):
             return str(ours.name)

@@ -1,4 +1,4 @@
-"""How a policy calls a Keras model: inputs by name, and rows of zeros to build and to try it."""
+"""Calls of Keras models: inputs by name, and rows of zeros to build and to try a model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.work import ROWS, require_work
 from tfpolicies.type_aliases import TensorStructure
 
-ZERO_ROWS = ROWS  # sequences, and steps of each, that a model is tried with
+ZERO_ROWS = ROWS  # number of sequences, and of steps of each, in a trial call
 
 
 def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
-    """Returns inputs of zeros for two rows, or two sequences of two steps, as a model sees them."""
+    """Returns encoded inputs of zeros for two rows, or for two sequences of two steps."""
     rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
     shapes = {
         port.name: encoded_shape(leaf)
@@ -42,20 +42,17 @@ def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
 
 
 def call_model(model: keras.Model, inputs: TensorStructure, *, training: bool = False) -> Any:
-    """Calls a model with inputs by name, or a single one, in the structure that it takes.
-
-    See `structured`.
-    """
+    """Calls a model with inputs by name, or with a single one; see `structured`."""
     named = inputs if isinstance(inputs, Mapping) else {"obs": inputs}
     with _statistics_from_weights(model):
         return model(structured(model, named), training=training)
 
 
 def adapted_layers(model: keras.Model) -> list[keras.layers.Normalization]:
-    """Returns the layers whose `adapt` finds out mean and variance.
+    """Returns the layers whose `adapt` computed mean and variance.
 
-    Keras keeps both as weights, and as constants that `call` uses; `finalize_state` makes these of
-    the weights.
+    Keras stores both as weights, and as constants that `call` uses; `finalize_state` computes the
+    constants from the weights.
     """
     kind = keras.layers.Normalization
     found = [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
@@ -64,7 +61,7 @@ def adapted_layers(model: keras.Model) -> list[keras.layers.Normalization]:
 
 @contextlib.contextmanager
 def _statistics_from_weights(model: keras.Model) -> Iterator[None]:
-    """Lets layers normalise by the mean and variance that are their weights at present."""
+    """Lets layers normalise by the mean and variance in their current weights."""
     layers = adapted_layers(model)
     before = [(layer.mean, layer.variance) for layer in layers]
     for layer in layers:
@@ -77,13 +74,13 @@ def _statistics_from_weights(model: keras.Model) -> Iterator[None]:
 
 
 def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
-    """Returns inputs by name in the structure that a model takes.
+    """Returns inputs by name in the structure that a model expects.
 
-    A functional model names what it takes: `obs_<key>`, or the key alone. A single input comes as
-    it is, whatever its name, and a model that names nothing gets several as a dict.
+    The inputs of a functional model have names: `obs_<key>`, or only the key. A single input
+    matches any name, and a model without named inputs gets several as a dict.
 
     Raises:
-        ModelError: if a functional model names something else.
+        ModelError: if a functional model has an input of another name.
     """
     structure = getattr(model, "_inputs_struct", None)
     if structure is None:
@@ -91,8 +88,8 @@ def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
     known = [_input_name(name, inputs) for name in _names_of(structure)]
     if None in known:
         raise ModelError(
-            f"The model {model.name!r} has the inputs {_names_of(structure)}, but a policy gives "
-            f"{sorted(inputs)}. Name each input after what it takes: "
+            f"The model {model.name!r} has the inputs {_names_of(structure)}, but a policy "
+            f"provides {sorted(inputs)}. Name each input after one of these: "
             f"keras.Input(shape, name={min(inputs)!r})."
         )
     chosen = [inputs[name] for name in known if name is not None]
@@ -102,14 +99,14 @@ def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
 
 
 def _input_name(name: str, inputs: Mapping[str, Any]) -> str | None:
-    """Returns which of the inputs a functional model means by a name; None if it is none."""
+    """Returns the input that a functional model's input name refers to; None if there is none."""
     if len(inputs) == 1:
         return next(iter(inputs))
     return next((known for known in (name, f"obs_{name}") if known in inputs), None)
 
 
 def _names_of(structure: TensorStructure) -> list[str]:
-    """Returns the names of a functional model's inputs: keys of a dict, or those of tensors."""
+    """Returns the names of a functional model's inputs: keys of a dict, or names of tensors."""
     if isinstance(structure, Mapping):
         return [str(key) for key in structure]
     return [tensor.name for tensor in keras.tree.flatten(structure)]
@@ -119,8 +116,8 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
     """Builds a model by calling it on zeros; returns its outputs.
 
     Raises:
-        ModelError: if the model does not take such observations.
-        CheckpointError: if a file describes it, and it takes too much work (see `limit_work`).
+        ModelError: if the model cannot be called with such observations.
+        CheckpointError: if a file describes it, and it needs too much work (see `limit_work`).
     """
     inputs = zeros(ports)
     _require_float_inputs(model, ports, inputs)
@@ -141,7 +138,7 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
         hint = ""
         if not ports.memory and any(isinstance(x, keras.layers.RNN) for x in all_layers(model)):
             hint = (
-                " A policy acts step by step, so a memory goes from call to call: let "
+                " A policy acts step by step, so its memory is passed from call to call: let "
                 "model={'use_lstm': True} build it, or see 'Memory' in docs/models.md."
             )
         what = "a dict of these inputs" if len(shapes) > 1 else "encoded observations of shape"
@@ -154,9 +151,10 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
 def _get_measurable_parts(
     model: keras.Model, inputs: Mapping[str, Any]
 ) -> list[tuple[keras.Model, Any]]:
-    """Returns the models that `require_work` measures, each with what it takes of the inputs.
+    """Returns the models that `require_work` measures, each with its inputs.
 
-    Those in a model of another class get the inputs of their names; None if these are not there.
+    A functional part of a subclassed model gets the inputs of its input names, or None if they are
+    missing.
     """
     if isinstance(model, keras.Function | keras.Sequential):
         return [(model, structured(model, inputs))]
@@ -171,11 +169,7 @@ def _get_measurable_parts(
 
 
 def _require_float_inputs(model: keras.Model, ports: InputPorts, inputs: Mapping[str, Any]) -> None:
-    """Checks that no input of a functional model cuts fractions off.
-
-    Raises:
-        ModelError: naming the input.
-    """
+    """Raises a `ModelError` if an integer input of a functional model would truncate floats."""
     fractions = {
         port.name: leaf
         for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)

@@ -1,6 +1,6 @@
 """Critics: one or more models of the same observation and action, as one network.
 
-They value one action, a vector of floats; or all actions of a Discrete space, seeing none.
+They compute the value of one action, a vector of floats, or of all actions of a Discrete space.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tfpolicies.models.settings import Settings
 
 
 class Critics(keras.Model):
-    """Critics side by side: encoded observations by name, and `actions`, to values `[B, c]`.
+    """Parallel critics: encoded observations by name, and `actions`, to values `[B, c]`.
 
     Args:
-        critics: c models, each of which gives `[B, 1]` or `[B]`.
-        shape: of the values of one row; `(n,)` for critics of all n actions, which give `[B, n]`
-            each and `[B, n, c]` together.
+        critics: c models, each of which computes `[B, 1]` or `[B]`.
+        shape: the shape of the values of one row; `(n,)` for critics of all n actions, each of
+            which computes `[B, n]`, together `[B, n, c]`.
     """
 
     def __init__(self, critics: Sequence[keras.Model], shape: tuple[int, ...] = ()) -> None:
@@ -52,30 +52,30 @@ def critic_source(
     *,
     setting: str = "model",
 ) -> ModelSource:
-    """Returns the source of `count` critics; its key is what settings lack.
+    """Returns the source of `count` critics; callers add the missing settings to its key.
 
     `custom_model` is a factory `f(observation_space, num_outputs, **custom_model_config)`, or the
-    name of a registered one, which is called for each critic and for each of their targets. Of a
-    Box of floats what it returns takes a dict of the encoded observation by name and `actions`, and
-    gives one value; of n Discrete actions it takes the observation, and gives n. Without it critics
-    are built by the catalog.
+    name of a registered one, which is called for each critic and for each target critic. For a Box
+    of floats its model takes a dict of the encoded observation by name and `actions`, and computes
+    one value; for n Discrete actions it takes the observation, and computes n values. Without a
+    `custom_model`, critics are built by the catalog.
 
     Args:
-        observation_space: as the environment has it.
-        dist_class: of one Box of floats, or of a Discrete space.
+        observation_space: the environment's observation space.
+        dist_class: the distribution over one Box of floats, or over a Discrete space.
         config: a complete `model` config.
-        count: n.
-        setting: what holds `config`, for errors to name.
+        count: the number of critics.
+        setting: the name of `config` in errors.
 
     Raises:
-        ModelError: for a model instance; and when one is made, if it is not as said.
+        ModelError: for a model instance; and when a model is built, if it is not as described.
     """
     custom = model_given(config["custom_model"])
     if isinstance(custom, keras.Layer):
         raise ModelError(
             f"The custom_model of critics must be a factory, or a registered name: there are "
-            f"several, with weights of their own; got the model {custom.name!r}. Write a function "
-            "f(observation_space, num_outputs) that returns a new one."
+            f"several critics, each with its weights; got the model {custom.name!r}. Write a "
+            "function f(observation_space, num_outputs) that returns a new model."
         )
     values, actions = 1, dist_class.leaves
     if isinstance(dist_class.space, gym.spaces.Discrete):
@@ -104,7 +104,7 @@ def _build(critics: Critics, inputs: Mapping[str, np.ndarray], values: int) -> N
     """Builds critics by calling them with inputs of zeros.
 
     Raises:
-        ModelError: if one of them does not take these, or gives no values of `values` actions.
+        ModelError: if a critic cannot be called with these, or does not compute `values` values.
     """
     allowed = [(ZERO_ROWS, values), *([(ZERO_ROWS,)] if values == 1 else [])]
     for each in critics.critics:

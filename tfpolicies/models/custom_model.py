@@ -1,4 +1,4 @@
-"""Models of users: how factories are called, and what a model must give to act for a policy."""
+"""Custom models: calls of their factories, and checks of the models that act for a policy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Factory: TypeAlias = Callable[..., keras.Model]
 
 
 def require_float32() -> None:
-    """Checks that layers which say nothing else, as those of the catalog, compute in float32."""
+    """Checks that layers without an explicit dtype, such as the catalog's, compute in float32."""
     chosen = keras.config.dtype_policy()
     if chosen.compute_dtype != "float32":
         raise ModelError(
@@ -52,11 +52,11 @@ def require_float32() -> None:
 
 
 def context_of(factory: Factory, action_space: gym.Space, config: Settings) -> dict[str, Any]:
-    """Returns what a factory is given beside its own arguments, if it names it."""
+    """Returns the optional keyword arguments that a factory's signature names."""
     offered = {"action_space": action_space, "model_config": {**config, "custom_model": None}}
     try:
         named = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a callable whose signature Python cannot tell
+    except (TypeError, ValueError):  # a callable without an introspectable signature
         return {}
     return {name: value for name, value in offered.items() if name in named}
 
@@ -64,10 +64,10 @@ def context_of(factory: Factory, action_space: gym.Space, config: Settings) -> d
 def model_of(
     factory: Factory, space: gym.Space, num_outputs: int, arguments: Settings
 ) -> keras.Model:
-    """Returns what a factory of models gives for a space and its own arguments.
+    """Calls a factory of models with a space, the number of outputs and its configured arguments.
 
     Raises:
-        ModelError: if it does not take them, or returns no Keras model.
+        ModelError: if it does not accept them, or does not return a Keras model.
     """
     signature = _signature(factory)
     if signature is not None and not arguments and not signature.parameters:
@@ -85,7 +85,7 @@ def model_of(
 
 
 def _signature(factory: Factory) -> inspect.Signature | None:
-    """Returns what a factory of models takes, without `self`; None if Python cannot tell."""
+    """Returns a factory's signature, without `self`; None if Python has none."""
     is_model_class = isinstance(factory, type) and issubclass(factory, keras.Model)
     try:
         signature = inspect.signature(factory.__init__ if is_model_class else factory)
@@ -101,11 +101,6 @@ def _require_call(
     num_outputs: int,
     arguments: Settings,
 ) -> None:
-    """Checks that a factory takes what it will be called with.
-
-    Raises:
-        ModelError: if it does not; it shows the signature.
-    """
     try:
         signature.bind(space, num_outputs, **arguments)
     except TypeError as error:
@@ -113,15 +108,15 @@ def _require_call(
         what = "The model class" if isinstance(factory, type) else "The factory of models"
         raise ModelError(
             f"{what} {name}{signature} is called with (observation_space, num_outputs, "
-            f"**custom_model_config), but {error}. Give a model instance, or a function that makes "
-            f"the model: lambda observation_space, num_outputs: {name}(...)."
+            f"**custom_model_config), but {error}. Pass a model instance, or a function that "
+            f"builds the model: lambda observation_space, num_outputs: {name}(...)."
         ) from error
 
 
 def ports_of(
     model: keras.Model, observation_space: gym.Space, dist_class: ActionDistribution
 ) -> InputPorts:
-    """Returns the inputs of a policy with this model: it decides about memory and the rest."""
+    """Returns the inputs of a policy with this model, which determines memory and views."""
     ports = InputPorts(
         observation_space,
         views_of(model, observation_space, dist_class.space),
@@ -131,8 +126,8 @@ def ports_of(
     twice = [port.name for port in ports.seen if names.count(port.name) > 1]
     if twice:
         raise ModelError(
-            f"The model {model.name!r} has a view {twice[0]!r}, but that is what a part of the "
-            "observation is called. Give the view another name."
+            f"The model {model.name!r} has a view {twice[0]!r}, but a part of the observation has "
+            "that name. Give the view another name."
         )
     return ports
 
@@ -141,15 +136,15 @@ _SQUASHED = (SquashedGaussian, SquashedDeterministic)
 
 
 class ModelRequirements(NamedTuple):
-    """The policy that a user's model is to act for."""
+    """The policy that a custom model must act for."""
 
     observation_space: gym.Space
     dist_class: ActionDistribution
     config: Settings
-    with_value: bool  # whether values are needed, too
+    with_value: bool  # whether values are also needed
 
     def complete(self, model: keras.Model) -> keras.Model:
-        """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
+        """Builds and checks a custom model, and adds a critic if values are needed and missing."""
         if has_memory(self.config):
             model = self._put_memory_around(model)
         ports = ports_of(model, self.observation_space, self.dist_class)
@@ -158,8 +153,8 @@ class ModelRequirements(NamedTuple):
         if self.with_value and value_of(outputs) is None:
             if ports.memory or ports.views:
                 raise ModelError(
-                    f"The model {model.name!r} has a memory or reads previous steps, so it has to "
-                    "estimate the values itself: let it return them as 'vf_preds', of shape "
+                    f"The model {model.name!r} has a memory or reads previous steps, so it must "
+                    "also estimate the values: let it return them as 'vf_preds', of shape "
                     f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
                 )
             require_float32()
@@ -174,26 +169,26 @@ class ModelRequirements(NamedTuple):
         return model
 
     def _put_memory_around(self, model: keras.Model) -> keras.Model:
-        """Builds a user's model, and puts the memory that the settings ask for around it.
+        """Builds a custom model and the memory that the settings ask for around it.
 
         Raises:
-            ModelError: if it has a memory already, or gives no rows of features.
+            ModelError: if it already has a memory, or does not compute rows of features.
         """
         require_float32()
         ports = ports_of(model, self.observation_space, self.dist_class)
         if ports.memory:
             raise ModelError(
                 f"The model {model.name!r} already has a memory. Leave use_lstm, use_gru and "
-                "use_attention False; or give a model without inputs state_in_0, ..."
+                "use_attention False; or pass a model without inputs state_in_0, ..."
             )
         tried = zeros(ports)
         features = get_dist_inputs(call_with_zeros(model, ports))
         shape: tuple[int, ...] = tuple(getattr(features, "shape", ()))
         if len(shape) != 2 or shape[0] != ZERO_ROWS:
             raise ModelError(
-                f"The model {model.name!r} must give features of shape [B, n] to the memory around "
-                "it, as its only output, the first of a pair, or 'action_dist_inputs' of a dict; "
-                f"got {shape} for {ZERO_ROWS} rows. Flatten them."
+                f"The model {model.name!r} must return features of shape [B, n] for the memory "
+                "around it, as its only output, the first of a pair, or 'action_dist_inputs' of a "
+                f"dict; got {shape} for {ZERO_ROWS} rows. Flatten them."
             )
         return build_remembering(
             model,
@@ -207,7 +202,7 @@ class ModelRequirements(NamedTuple):
 
 
 def _are_probabilities(dist_inputs: tf.Tensor) -> bool:
-    """Whether rows sum to 1, as behind a softmax; False where nothing is computed yet."""
+    """Returns whether rows sum to 1, as after a softmax; False in graph mode."""
     if not tf.executing_eagerly() or dist_inputs.shape[-1] < 2:
         return False
     rows = np.asarray(dist_inputs)
@@ -220,8 +215,8 @@ def _critic(name: str, observation_space: gym.Space, config: Settings) -> keras.
         critic = build_model(model_leaves(observation_space), 1, settings, with_value=False, seed=0)
     except ModelError as error:
         raise ModelError(
-            f"The model {name!r} gives no value, so a critic is built beside it, but {error} Or "
-            "let the model give the value itself, as a second output of shape [B, 1]."
+            f"The model {name!r} returns no value, so a separate critic is built, but {error} Or "
+            "let the model return the value as a second output of shape [B, 1]."
         ) from error
     critic.name = "critic"
     return critic
@@ -231,8 +226,8 @@ def _warn_of_rescaling(model: keras.Model) -> None:
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Rescaling) and np.max(layer.scale) < 0.1:
             warn_once(
-                "The layer %r multiplies by %.2g, but images of uint8 are divided by 255 before "
-                "the model sees them, so that it would see nearly nothing. Leave the layer out.",
+                "The layer %r multiplies by %.2g, but images of uint8 are already divided by 255 "
+                "before they reach the model, so its inputs would be nearly 0. Remove the layer.",
                 layer.name.rstrip("0123456789_"),
                 np.max(layer.scale),
             )
@@ -240,8 +235,8 @@ def _warn_of_rescaling(model: keras.Model) -> None:
 
 def _warn_of_probabilities(model: keras.Model) -> None:
     warn_once(
-        "The model %r gives probabilities, as if its last layer were a softmax. Its outputs are "
-        "taken for logits, so the policy can hardly prefer an action. Leave the softmax out: "
+        "The model %r returns probabilities, as if its last layer were a softmax. Its outputs are "
+        "used as logits, so the policy can hardly prefer an action. Remove the softmax: "
         "Dense(n) without an activation.",
         model.name.rstrip("0123456789_"),
     )
@@ -250,10 +245,10 @@ def _warn_of_probabilities(model: keras.Model) -> None:
 def check_outputs(
     model: keras.Model, outputs: TensorStructure, num_outputs: int, ports: InputPorts
 ) -> None:
-    """Checks what a model gave for inputs of zeros.
+    """Checks the outputs of a model for inputs of zeros.
 
     Raises:
-        ModelError: naming the shape that was expected and the one that came.
+        ModelError: naming the expected and the actual shape.
     """
     rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
     axes = "B, T" if ports.is_recurrent else "B"
@@ -268,9 +263,9 @@ def check_outputs(
     if tuple(getattr(dist_inputs, "shape", ())) != (*rows, num_outputs):
         remedy = f"Give its last layer {num_outputs} units."
         if dist_inputs is None:
-            remedy = f"Rename a key: it gives {sorted(outputs)}."
+            remedy = f"Rename a key: it returns {sorted(outputs)}."
         raise ModelError(
-            f"The model {model.name!r} must give action-distribution inputs of shape "
+            f"The model {model.name!r} must return action-distribution inputs of shape "
             f"[{axes}, {num_outputs}] (its only output, the first of a pair, or the key "
             f"'action_dist_inputs' or 'logits' of a dict); got {got(dist_inputs)}. {remedy}"
         )

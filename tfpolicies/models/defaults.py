@@ -1,6 +1,6 @@
-"""The settings of the `model` config: what each is by default, and what it must be.
+"""The settings of the `model` config, with their defaults and rules.
 
-Knows no Keras, so that configs can use it.
+Does not import Keras, so that configs can use it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tfpolicies.rules import BOOL, COUNT, DICT, FINITE, Rule, is_count
 from tfpolicies.type_aliases import Setting
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
-_MOST_STEPS = 1000  # of the past that are handed over beside a memory
+_MOST_STEPS = 1000  # past steps that are passed to a memory
 
 
 def is_list_of_counts(value: Setting) -> TypeGuard[Sequence[int]]:
-    """Whether `value` is a list or tuple of at most 256 integers of at least 1."""
+    """Returns whether `value` is a list or tuple of at most 256 integers of at least 1."""
     return is_short(value) and all(is_count(entry) for entry in value)
 
 
 def is_short(value: Setting) -> TypeGuard[Sequence[Setting]]:
-    """Whether `value` is a list or tuple for not more layers than Keras can put on each other."""
+    """Returns whether `value` is a list or tuple with no more entries than Keras stacks layers."""
     return isinstance(value, list | tuple) and len(value) <= _MOST_LAYERS
 
 
@@ -48,7 +48,7 @@ _FILTERS = Rule(
 )
 _BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
 ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
-_ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
+_ATARI = "frames are scaled to [0, 1] and otherwise left as the environment returns them; crop, "
 _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
 _STEPS = Rule(lambda x: is_count(x, 0) and x <= _MOST_STEPS, f"an integer from 0 to {_MOST_STEPS}")
 
@@ -82,14 +82,14 @@ SETTINGS: dict[str, tuple[Any, Rule]] = {
     # Fully connected layers.
     "fcnet_hiddens": ([256, 256], COUNTS),  # units of each hidden layer
     "fcnet_activation": ("tanh", ACTIVATION),  # any Keras activation name
-    # units of the layers behind them, or behind an image's convolutions
+    # units of the layers after them, or after an image's convolutions
     "post_fcnet_hiddens": ([], COUNTS),
     "post_fcnet_activation": ("relu", ACTIVATION),  # any Keras activation name
     "vf_share_layers": (True, BOOL),  # whether the value reads the actor's last hidden layer
     "free_log_std": (False, BOOL),  # Gaussians: one trained log standard deviation for all rows
-    "log_std_init": (0.0, FINITE),  # where that begins
+    "log_std_init": (0.0, FINITE),  # its initial value
     "no_final_linear": (False, BOOL),  # whether the output layer is the last hidden one, activated
-    # orthogonal kernels, gains sqrt(2), 0.01 and 1; else normalised columns
+    # True: orthogonal kernels, gains sqrt(2), 0.01 and 1; False: normalised columns
     "ortho_init": (False, BOOL),
     # Images.
     "conv_filters": (None, _FILTERS),  # None: by size; []: flatten images
@@ -113,25 +113,25 @@ SETTINGS: dict[str, tuple[Any, Rule]] = {
     "attention_num_heads": (1, _BLOCKS),
     "attention_head_dim": (32, COUNT),  # units of each head
     "attention_memory_inference": (50, COUNT),  # earlier steps that can be attended to
-    # training reads the memory that acting had: always as above
+    # training uses the memory from acting: always as above
     "attention_memory_training": (50, COUNT),
-    "attention_position_wise_mlp_dim": (32, COUNT),  # hidden units behind each attention
-    # the larger, the more a new unit passes its input on
+    "attention_position_wise_mlp_dim": (32, COUNT),  # hidden units after each attention
+    # the larger, the more of its input an untrained unit passes through
     "attention_init_gru_gate_bias": (2.0, FINITE),
     "attention_use_n_prev_actions": (0, _STEPS),  # how many of the last actions it also reads
     "attention_use_n_prev_rewards": (0, _STEPS),  # and of the last rewards
-    # Atari frames are prepared by environment wrappers: only these values are taken, and any `dim`.
+    # Environment wrappers preprocess Atari frames: only these values are allowed, and any `dim`.
     "framestack": (True, _only(True, f"True: {_ATARI}")),
     "dim": (84, COUNT),  # of no effect: images have the size that the environment gives them
     "grayscale": (False, _only(False, f"False: {_ATARI}")),
     "zero_mean": (True, _only(True, f"True: {_ATARI}")),
-    # A model of the user's own.
+    # Custom models and distributions.
     # a keras.Model, a factory f(observation_space, num_outputs, **config), or a registered name
     "custom_model": (None, _MODEL),
     "custom_model_config": ({}, DICT),  # keyword arguments of the factory
-    # what a Box of floats in the action space gets: None for "diag_gaussian", or
+    # the distribution of each Box of floats in the action space: None for "diag_gaussian", or
     # "squashed_gaussian", "deterministic", or a subclass of models.distributions.Distribution;
-    # a WholeSpace class is for all of the action space
+    # a `WholeSpace` class is for the whole action space
     "custom_action_dist": (None, _DISTRIBUTION),
     "custom_preprocessor": (None, _NO_PREPROCESSOR),
 }

@@ -50,7 +50,7 @@ def _enter_eager_mode() -> Any:
 
 @functools.cache
 def is_eager_process() -> bool:
-    """Whether threads of this process execute eagerly by default, whatever surrounds the caller."""
+    """Returns whether threads of this process execute eagerly by default, in any context."""
     with ThreadPoolExecutor(1) as other_thread:
         return other_thread.submit(tf.executing_eagerly).result()
 

@@ -1,4 +1,4 @@
-"""How large a model would be, before anything of it is allocated."""
+"""Checks of the size of a model before its weights are allocated."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from tfpolicies.system.memory import available_memory, readable_size
 
 Shape = tuple[int, ...]
 
-_COPIES = 6  # of each weight while a policy is made: model, optimizer slots, the policy's own
-_ROWS = 2  # that a model is tried with
-_LARGEST_OUTPUT = 1 << 24  # numbers per row that a layer may give by a file's word
+_COPIES = 6  # of each weight while a policy is built: model, optimizer slots, policy state
+_ROWS = 2  # of a trial call
+_LARGEST_OUTPUT = 1 << 24  # numbers per row that a layer described by a file may output
 
 
 class Extent(NamedTuple):
-    """What a model would take."""
+    """Shapes of a model's weights and outputs."""
 
-    # of its variables, seeds excepted: those that nothing reads are not stored
-    weights: list[Shape]
-    outputs: list[Shape]  # of the tensors between its layers, without the rows
+    weights: list[Shape]  # of its variables without seeds, since unused ones are not stored
+    outputs: list[Shape]  # of the tensors between its layers, without the batch axis
 
 
 class Stored(NamedTuple):
-    """What a file holds, so that what it describes can be compared with it."""
+    """The weights in a file, to which a described model is compared."""
 
-    source: str  # where it is from, for messages
-    numbers: int  # how many there are in all
-    shapes: Counter[Shape] | None  # of its arrays; None where only their sum is known
+    source: str  # the file, for messages
+    numbers: int  # the number of weights in all
+    shapes: Counter[Shape] | None  # of its arrays; None if only `numbers` is known
 
 
 _stored: ContextVar[Stored | None] = ContextVar("stored", default=None)
@@ -45,11 +44,11 @@ _stored: ContextVar[Stored | None] = ContextVar("stored", default=None)
 
 @contextlib.contextmanager
 def built_from(source: str, weights: Iterable[Shape] | int) -> Iterator[None]:
-    """While it is entered, models must have the weights that a file holds.
+    """Limits the weights of models built in this context to those that a file holds.
 
     Args:
         source: where the file is, for messages.
-        weights: the shapes of its arrays; or how many numbers there are in all, at most.
+        weights: the shapes of its arrays; or an upper bound of the number of weights.
     """
     if isinstance(weights, int):
         stored = Stored(source, weights, None)
@@ -64,7 +63,7 @@ def built_from(source: str, weights: Iterable[Shape] | int) -> Iterator[None]:
 
 
 def is_built_from_file() -> bool:
-    """Whether models are described by a file at present."""
+    """Returns whether models are currently built from a file (see `built_from`)."""
     return _stored.get() is not None
 
 
@@ -72,14 +71,14 @@ def require_room(make: Callable[[], Any], what: str, *, may_fail: bool = False) 
     """Checks a model's size without allocating it.
 
     Args:
-        make: returns the model; it is called in a graph and a thread of its own, and what it
-            returns is thrown away.
+        make: builds the model; it is called in a separate graph and thread, and its result is
+            discarded.
         what: the model's name in messages.
-        may_fail: whether a user's model that only runs eagerly is let pass, unmeasured.
+        may_fail: whether to skip the check for a user's model that only runs eagerly.
 
     Raises:
         CheckpointError: if a file describes the model (`built_from`) and holds other weights.
-        ModelError: if it takes more memory than there is.
+        ModelError: if it needs more memory than there is.
     """
     try:
         extent = extent_of(make)
@@ -91,11 +90,11 @@ def require_room(make: Callable[[], Any], what: str, *, may_fail: bool = False) 
 
 
 def require_room_for_rows(shapes: Sequence[Shape], what: str) -> None:
-    """Checks that rows of these shapes can be made to try a model.
+    """Checks that rows of these shapes can be allocated to try a model.
 
     Raises:
-        CheckpointError: if a file describes them, and they are larger than what can be meant.
-        ModelError: if they take more memory than there is.
+        CheckpointError: if a file describes them, and they are implausibly large.
+        ModelError: if they need more memory than there is.
     """
     _require_size(Extent([], list(shapes)), what)
 
@@ -110,7 +109,7 @@ def _require_size(extent: Extent, what: str) -> None:
     if needed > room:
         raise ModelError(
             f"{what} would have {numbers:,} weights, the largest array of them of shape {weight}, "
-            f"and a layer that gives {output} numbers for each row. That takes about "
+            f"and a layer with outputs of shape {output} for each row. That needs about "
             f"{readable_size(needed)} with optimizer and copies, but {readable_size(room)} of "
             "memory are available. Make layers smaller, or encode observations and actions in "
             "fewer numbers."
@@ -118,9 +117,9 @@ def _require_size(extent: Extent, what: str) -> None:
 
 
 def extent_of(make: Callable[[], Any]) -> Extent:
-    """Returns the shapes of a model's variables and tensors, none of which is allocated.
+    """Returns the shapes of a model's variables and tensors without allocating them.
 
-    In a stateless scope Keras puts off the variables' first values, and in a graph of its own
+    In a stateless scope Keras defers the initial values of variables, and in a separate graph
     nothing is computed. A new thread keeps both, and Keras's counters of names, to itself.
     """
 
@@ -135,22 +134,21 @@ def extent_of(make: Callable[[], Any]) -> Extent:
 
 
 class _Unfilled(keras.StatelessScope):
-    """A scope whose variables read as zeros of a graph, whatever they would start with."""
+    """A scope whose variables read as zeros of a graph, whatever their initial values."""
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         return tf.zeros(variable.shape, variable.dtype)
 
 
 def _known(shape: Sequence[int | None]) -> Shape:
-    """Returns a shape's known sizes."""
     return tuple(int(n) for n in shape if n is not None)
 
 
 def _outputs(model: keras.layers.Layer) -> Iterator[Shape]:
-    """Yields the shapes of what the layers of a model give, those of inner models too."""
+    """Yields the output shapes of the layers of a model, including inner models."""
     layers = [*getattr(model, "operations", []), *getattr(model, "layers", [])]
     for layer in {id(layer): layer for layer in layers}.values():  # most are in both
-        with contextlib.suppress(AttributeError, ValueError):  # it has not been called
+        with contextlib.suppress(AttributeError, ValueError):  # the layer has not been called
             yield from (_known(tensor.shape) for tensor in keras.tree.flatten(layer.output))
         if layer is not model:
             yield from _outputs(layer)
@@ -169,7 +167,7 @@ def _compare(extent: Extent, stored: Stored) -> None:
     output = max(extent.outputs, key=math.prod, default=())
     if math.prod(output) > _LARGEST_OUTPUT * get_work_limit():
         raise CheckpointError(
-            f"{stored.source} describes a model with a layer that gives {output} numbers for "
-            f"each row; a file may ask for {_LARGEST_OUTPUT} at most. If you trust it, give "
-            "model_work_limit=... to the call that loads it, how many times more it may be."
+            f"{stored.source} describes a model with a layer with outputs of shape {output} for "
+            f"each row; a file may ask for {_LARGEST_OUTPUT} numbers at most. If you trust it, "
+            "pass model_work_limit=..., the factor of that limit, to the call that loads it."
         )

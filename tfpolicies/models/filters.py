@@ -1,4 +1,4 @@
-"""Filters: observations and rewards on the scale of their running mean and standard deviation."""
+"""Filters that normalise observations and rewards by running mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def normalize(x: tf.Tensor, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def filtered_leaves(observation_space: Space) -> tuple[int, ...]:
-    """Returns which of `leaves(observation_space)` a MeanStdFilter normalises: Boxes of numbers.
+    """Returns the indices in `leaves(observation_space)` that a MeanStdFilter normalises.
 
-    Images (uint8), discrete leaves and an action mask are seen as they are.
+    These are Boxes of numbers. Images (uint8), discrete leaves and an action mask are not changed.
 
     >>> filtered_leaves(spaces.Dict(n=spaces.Discrete(2), x=spaces.Box(-1, 1, (3,))))
     (1,)
@@ -59,8 +59,8 @@ def filtered_leaves(observation_space: Space) -> tuple[int, ...]:
 def make_filter(name: Setting, observation_space: Space) -> MeanStdFilter:
     """Returns the filter that the setting `observation_filter` names.
 
-    `"NoFilter"` gives a filter that normalises no leaf; `"ConcurrentMeanStdFilter"` is
-    `"MeanStdFilter"`, which may always be used by several threads.
+    `"NoFilter"` gives a filter that normalises no leaf; `"ConcurrentMeanStdFilter"` is the same as
+    `"MeanStdFilter"`, which is always thread-safe.
 
     Raises:
         ConfigError: for any other name, or a callable.
@@ -70,23 +70,23 @@ def make_filter(name: Setting, observation_space: Space) -> MeanStdFilter:
 
 
 def make_reward_filter(name: str) -> RewardFilter | None:
-    """Returns the filter that the setting `reward_filter` names, None for `"NoFilter"`."""
+    """Returns the filter that the setting `reward_filter` names; None for `"NoFilter"`."""
     if name == "NoFilter":
         return None
     return ReturnFilter() if name == RETURN_FILTER else RewardFilter()
 
 
 def require_filter(name: Setting) -> None:
-    """Checks that a policy can filter by what its setting `observation_filter` is.
+    """Checks the `observation_filter` of a policy.
 
     Raises:
-        ConfigError: for what is no name of a filter.
+        ConfigError: if it is not the name of a filter.
     """
     if callable(name):
         raise ConfigError(
-            f"`observation_filter` of a policy by itself must be {FILTER.words}, got {name!r}. A "
-            "callable is for the config of an algorithm or a worker, which put what it gives in "
-            "front of the policy; what is exported with a policy is a layer of its model."
+            f"`observation_filter` of a single policy must be {FILTER.words}, got {name!r}. A "
+            "callable is for the config of an algorithm or a worker, which apply its filter "
+            "before the policy; to export a filter with a policy, make it a layer of its model."
         )
     if not FILTER.holds(name):
         raise ConfigError(
@@ -98,12 +98,12 @@ def require_filter(name: Setting) -> None:
 class MeanStdFilter(RunningFilter):
     """Observations with mean 0 and standard deviation 1, leaf by leaf and component by component.
 
-    The numbers are those of `normalize`: the running mean, and 1 / (std + 1e-8) with the unbiased
+    The scalings are those of `normalize`: the running mean, and 1 / (std + 1e-8) with the unbiased
     std; 0 and 1 while there are fewer than two observations.
 
     Args:
-        observation_space: as the environment has it, possibly nested.
-        filtered: which of its leaves to normalise; those of `filtered_leaves` if None.
+        observation_space: the environment's, possibly nested.
+        filtered: the indices of the leaves to normalise; those of `filtered_leaves` if None.
 
     Attributes:
         filtered: the indices of the normalised leaves.
@@ -124,17 +124,17 @@ class MeanStdFilter(RunningFilter):
         super().__init__([self._leaves[i].shape for i in self.filtered])
 
     def observe(self, batches: Sequence[np.ndarray]) -> None:
-        """Adds observations to the pending ones; what `tensors` returns stays as it is.
+        """Adds observations to the pending ones; the result of `tensors` does not change.
 
         One call with all rows of a fragment is cheaper than one per step. Evaluation never calls
         this.
 
         Args:
             batches: one array `[B, *leaf.shape]` per leaf of the space, in the order of `leaves`;
-                the leaves that are not filtered are not read.
+                leaves that are not filtered are not read.
 
         Raises:
-            ObservationError: if shapes differ or values are not finite; nothing has changed then.
+            ObservationError: if shapes differ or values are not finite; then nothing has changed.
         """
         if len(batches) != len(self._leaves):
             raise ObservationError(
@@ -144,14 +144,14 @@ class MeanStdFilter(RunningFilter):
         self._observe([batches[i] for i in self.filtered])
 
     def __call__(self, x: Structure, update: bool = False) -> Any:
-        """Returns observations as the model sees them: normalised by the frozen numbers, float32.
+        """Returns observations as the model sees them: normalised by the frozen scalings, float32.
 
         Args:
             x: one observation or a batch, nested as the space is.
-            update: whether to add them to the pending ones, too.
+            update: whether to also add them to the pending ones.
 
         Raises:
-            ObservationError: if they do not fit the space; nothing has changed then.
+            ObservationError: if they do not fit the space; then nothing has changed.
         """
         first = self._leaves[0]
         is_one = np.ndim(pick(x, first.path)) == len(first.shape)
@@ -164,7 +164,7 @@ class MeanStdFilter(RunningFilter):
         return nest(self._space, [each[0] for each in scaled] if is_one else scaled)
 
     def scaled(self, obs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns observation leaves `[..., *shape]` normalised by the frozen numbers."""
+        """Returns observation leaves `[..., *shape]` normalised by the frozen scalings."""
         found = list(obs)
         for i, (mean, scale) in zip(self.filtered, self.tensors(), strict=True):
             found[i] = np.clip((found[i] - mean) * scale, -CLIP, CLIP)
@@ -173,8 +173,8 @@ class MeanStdFilter(RunningFilter):
     def tensors(self) -> tuple[Scaling, ...]:
         """Returns mean and scale of each filtered leaf: inputs of acting and learning.
 
-        They stay the same arrays until `flush`, `apply_changes`, `sync` or `set_state`, which
-        replace them and never write into them.
+        The arrays stay the same until `flush`, `apply_changes`, `sync` or `set_state` replace them;
+        they are never modified.
         """
         return self._scalings
 
@@ -190,9 +190,9 @@ class MeanStdFilter(RunningFilter):
 class RewardFilter(RunningFilter):
     """Rewards with standard deviation 1, for learning.
 
-    They keep their sign: no mean is subtracted, which would change what is best where episodes
+    They keep their sign: subtracting the mean would change the optimal policy if episodes
     differ in length. Rewards that do not vary (a std below a millionth of their mean) are not
-    scaled. Scaled ones are clipped to `[-10, 10]`.
+    scaled. Scaled rewards are clipped to `[-10, 10]`.
 
     >>> rewards = RewardFilter()
     >>> rewards.observe([-2.0, 0.0, 2.0])
@@ -208,16 +208,16 @@ class RewardFilter(RunningFilter):
         """Adds raw rewards, of any shape, to the pending ones.
 
         Raises:
-            ObservationError: if one of them is not finite; nothing has changed then.
+            ObservationError: if one of them is not finite; then nothing has changed.
         """
         self._observe([np.ravel(rewards)])
 
     def __call__(self, rewards: ArrayLike, update: bool = False) -> np.ndarray:
-        """Returns scaled rewards, float32, of the same shape, by the frozen statistics.
+        """Returns rewards scaled by the frozen statistics, float32, of the same shape.
 
         Args:
-            rewards: raw ones.
-            update: whether to add them to the pending ones, too.
+            rewards: raw rewards.
+            update: whether to also add them to the pending ones.
         """
         if update:
             self.observe(rewards)
@@ -236,9 +236,9 @@ class RewardFilter(RunningFilter):
 class ReturnFilter(RewardFilter):
     """Rewards divided by the standard deviation of discounted returns.
 
-    `observe` takes returns so far (`returns_so_far`), one for each reward. Where rewards are rare,
-    or come in the same direction, their returns vary more than they do, and so do the values that a
-    critic learns: these get a scale of about 1. Engstrom et al. 2020 (arXiv:2005.12729), section 2.
+    `observe` takes the returns so far (`returns_so_far`), one for each reward. If rewards are
+    sparse or mostly of one sign, returns vary more than rewards, and so do the values that a critic
+    learns: this filter scales them to about 1. Engstrom et al. 2020 (arXiv:2005.12729), section 2.
 
     >>> rewards = ReturnFilter()
     >>> rewards.observe([1.0, 3.0, 5.0])

@@ -1,4 +1,4 @@
-"""Variables of a model: their keys, and new values for all of them."""
+"""Keys of a model's variables, and initial values for all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfpolicies.models.catalog.initializers import initializer_of
 def variable_keys(variables: Sequence[Any]) -> list[str]:
     """Returns canonical keys: the position of a variable's layer and the variable's role.
 
-    Names such as `dense_4/kernel` count up with every layer a process makes; keys do not.
+    Names such as `dense_4/kernel` depend on the layers that a process built before; keys do not.
     """
     layers: dict[str, int] = {}
     keys: list[str] = []
@@ -27,14 +27,14 @@ def variable_keys(variables: Sequence[Any]) -> list[str]:
 
 
 class FreshWeights:
-    """Draws new values for all variables of a model from its layers' own initializers.
+    """Draws initial values for all variables of a model from its layers' initializers.
 
-    The same seed and architecture give the same values. Variables whose layer names no initializer
-    (counters, a bare `add_weight`) get their value in `start`.
+    The same seed and architecture give the same values. Variables whose layer has no initializer
+    for them (counters, a bare `add_weight`) get their value in `start`.
 
     Args:
         model: the model.
-        start: the values of its variables when new.
+        start: the values of its variables after it was built.
     """
 
     def __init__(self, model: keras.Model, start: Sequence[np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""A policy's network as a Keras model to keep, which only needs the layers that it has."""
+"""A policy's network as a Keras model that can be saved and loaded without this package."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfpolicies.models.running_filter import Scaling
 def kept_model(
     model: keras.Model, ports: InputPorts, scalings: Mapping[str, Scaling]
 ) -> keras.Model:
-    """Returns a model that computes what `model` does, and whose file Keras reads by itself.
+    """Returns a model that computes what `model` does, and whose file Keras can load.
 
-    It takes what `model` takes, and normalises what is filtered: each filtered input goes through a
-    layer `<input>_normalization` without weights, which computes what `normalize` does to the bit.
-    An actor and its critic become two parts of a functional model. Where fresh weights came from is
-    forgotten. So `save` and `load_model` need no class but the user's own (the file must be a
+    It has the inputs of `model`. Each filtered input is normalised by a layer
+    `<input>_normalization` without weights, whose result is bitwise that of `normalize`. An actor
+    and its critic become two parts of a functional model. Initializers of this package are
+    replaced. So `save` and `load_model` need no classes except the user's (the file must be a
     `.keras` one).
 
     Args:
-        model: takes encoded observations; it is changed.
+        model: takes encoded observations; it is modified.
         ports: the inputs of the policy.
         scalings: mean and scale by the name of an input; empty without a filter.
     """
@@ -67,7 +67,7 @@ def _inputs(ports: InputPorts) -> dict[str, keras.KerasTensor]:
 
 
 def _normalized_inputs(ports: InputPorts) -> dict[str, str]:
-    """Returns, by input, the part of the observation whose filter it goes through."""
+    """Returns, by input, the name of the observation part whose filter normalises it."""
     plain = [port.name for port, mask in zip(ports.obs, ports.is_mask, strict=True) if not mask]
     found = {name: name for name in plain}
     for view in ports.views:

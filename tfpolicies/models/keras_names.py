@@ -1,9 +1,9 @@
-"""What of Keras a file may name: the allow-list behind `keras_json`.
+"""Allow-list of the Keras objects that a file may name, for `keras_json`.
 
-The lists of `keras_names.json` name what holds no code, opens no file and keeps no vocabulary, and
-whose work follows from shapes and settings, as `work.py` measures it. So there is no Lambda, no
-layer that wraps another framework, none with a state from `adapt`, and none that repeats its work a
-given number of times.
+The lists of `keras_names.json` contain objects that hold no code, open no file and keep no
+vocabulary, and whose work follows from shapes and settings, as measured by `work.py`. So there is
+no Lambda, no layer that wraps another framework, none with a state from `adapt`, and none that
+repeats its work a given number of times.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any, NamedTuple
 import keras
 
 _NAMES = json.loads(resources.files(__package__).joinpath("keras_names.json").read_text("utf-8"))
-"""Names by kind. "inside" has what has no public name, by module: models, and nodes written as
-`x + y` or with `keras.ops`."""
+"""Names by category. "inside" has objects without a public name, by module: models, and nodes
+written as `x + y` or with `keras.ops`."""
 
 DTYPES = tuple(_NAMES["dtypes"])
 
 
 class Kind(NamedTuple):
-    """What may stand in one kind of place."""
+    """The objects that are allowed at one kind of place in a config."""
 
-    what: str  # in a word
-    base: Any  # what a class of somebody else's must be derived from
-    own: Mapping[tuple[str, str], type]  # Keras's own classes, by module and name
-    names: frozenset[str]  # texts that Keras makes an object of
+    what: str  # for messages
+    base: Any  # the base class of custom classes
+    own: Mapping[tuple[str, str], type]  # Keras's classes, by module and name
+    names: frozenset[str]  # strings that Keras resolves to an object
 
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Returns the kinds of places, by the ending of their keys; "" is for those of any kind."""
+    """Returns the categories by the ending of their config keys; "" is for any category."""
     layers = _classes({"keras.layers": _NAMES["layers"], **_NAMES["inside"]})
     found = {
         "layer": Kind("layer", keras.Operation, layers, frozenset()),
@@ -57,7 +57,7 @@ def kinds() -> dict[str, Kind]:
 
 
 def is_optimizer(name: object) -> bool:
-    """Whether a name is that of an optimizer of Keras's own, or registered in this process."""
+    """Returns whether a name is that of a Keras optimizer, or of one registered in this process."""
     if not isinstance(name, str):
         return False
     found = keras.saving.get_registered_object(name)
@@ -77,7 +77,7 @@ def _snake_case(name: str) -> str:
 
 
 def _classes(names: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], type]:
-    """Returns the classes of these names that this version of Keras has, by module and name."""
+    """Returns the classes that this version of Keras has, by module and name."""
     found = {
         (module, name): getattr(importlib.import_module(module), name, None)
         for module, listed in names.items()

@@ -1,4 +1,4 @@
-"""The layers of a Keras model that own variables: their names, and where Keras saves them."""
+"""The layers of a Keras model that own variables: their names and their paths in Keras files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCel
 
 
 class Owner(NamedTuple):
-    """A layer and the variables that it owns itself; the cell of an LSTM is one of its own.
+    """A layer and the variables that it directly owns; the cell of an LSTM is a separate owner.
 
     Attributes:
-        name: names of the layers around it and its own, the model's left out: `lstm/lstm_cell`.
-        path: where Keras 3 saves it, such as `layers/lstm/cell`; None if that is not known.
-        made_up: for each part of the name, whether Keras made it up.
-        positions: where in `model.variables` its variables are, in the order Keras saves them.
+        name: the names of the enclosing layers and its name, without the model's: `lstm/lstm_cell`.
+        path: its path in Keras 3 files, such as `layers/lstm/cell`; None if it is unknown.
+        made_up: for each part of the name, whether Keras generated it.
+        positions: indices of its variables in `model.variables`, in the order Keras saves them.
         roles: their names, such as `kernel`.
         shapes: their shapes.
-        inner: those of the positions whose variables a layer inside it owns, too: the kernel in
+        inner: the positions of variables that a layer inside it also owns: the kernel in
             `SpectralNormalization(Dense(4))`.
     """
 
@@ -41,8 +41,8 @@ class Owner(NamedTuple):
 def idle_seeds(model: keras.Model) -> set[int]:
     """Returns the `id` of each seed that no layer of a model reads.
 
-    Keras's LSTM, GRU and simple cells have a seed generator for dropout even if they drop nothing.
-    Of subclasses nobody knows what they do with it.
+    Keras's LSTM, GRU and simple cells have a seed generator for dropout even without dropout.
+    Subclasses may use it for something else, so their seeds are not included.
     """
     return {
         id(layer.seed_generator.state)
@@ -59,14 +59,14 @@ class _Visit(NamedTuple):
 
 
 def owners_of(model: keras.Model) -> list[Owner]:
-    """Returns the owners of all variables but seeds, in the order of `model.variables`.
+    """Returns the owners of all variables except seeds, in the order of `model.variables`.
 
-    A variable that several layers share is in each of them, as it is in Keras's files. The model
+    A variable that several layers share is in each of them, as in Keras's files. The model
     must be built.
     """
     positions = {id(variable): i for i, variable in enumerate(model.variables)}
     unowned = dict(positions)
-    owners: dict[Owner, int] = {}  # each with the position of its first variable
+    owners: dict[Owner, int] = {}  # with the position of the first variable of each
 
     def add(name: str, path: str | None, made_up: tuple[bool, ...], own: list[Any]) -> None:
         first = min([unowned[id(x)] for x in own if id(x) in unowned], default=None)
@@ -83,7 +83,7 @@ def owners_of(model: keras.Model) -> list[Owner]:
         own = [variable for variable in variables if id(variable) in positions]
         if own:
             add("/".join(names), path, made_up, own)
-    for variable in model.variables:  # kept where Keras's saving does not look either
+    for variable in model.variables:  # those in attributes that Keras does not save
         if id(variable) in unowned and variable.name != _SEED:
             name = variable.path.rpartition("/")[0]
             add(name, None, (True,) * (name.count("/") + 1), [variable])
@@ -92,7 +92,7 @@ def owners_of(model: keras.Model) -> list[Owner]:
 
 
 def _get_inner(owner: Owner, owners: Iterable[Owner]) -> frozenset[int]:
-    """Returns the positions of an owner that layers inside it own, too."""
+    """Returns the positions of an owner that layers inside it also own."""
     if owner.path is None:
         return frozenset()
     prefix = f"{owner.path}/".lstrip("/")
@@ -101,7 +101,7 @@ def _get_inner(owner: Owner, owners: Iterable[Owner]) -> frozenset[int]:
 
 
 def _visits(model: keras.Model) -> Iterator[_Visit]:
-    """Yields each layer once, by the first path on which Keras's saving comes to it."""
+    """Yields each layer once, by the first path under which Keras saves it."""
     seen: set[int] = set()
     pending = [_Visit(model, "", (), ())]
     while pending:
@@ -128,15 +128,15 @@ def _is_made_up(layer: keras.layers.Layer) -> bool:
 
 
 def _children(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
-    """Yields the layers in the attributes of a layer, under the keys that Keras gives them."""
+    """Yields the layers in the attributes of a layer, under Keras's keys."""
     ordered = hasattr(layer, "_operations") or isinstance(layer, keras.Sequential)
     if ordered:
         yield from _listed("layers", layer.layers)
-    names = set(dir(layer)) - _of_every_layer()  # those of properties included: `query_dense`
+    names = set(dir(layer)) - _of_every_layer()  # including properties: `query_dense`
     for key in sorted(names, key=lambda name: (name.startswith("_"), name)):
         try:
             value = getattr(layer, key)
-        except Exception:  # of a property, which Keras's saving passes over, too
+        except Exception:  # of a property, which Keras also ignores when it saves
             continue
         if isinstance(value, keras.layers.Layer):
             yield key, value
@@ -164,6 +164,6 @@ def _listed(key: str, container: Sequence[object] | dict[str, object]) -> Iterat
 
 @functools.cache
 def _of_every_layer() -> frozenset[str]:
-    named = keras.layers.Layer(name="any")  # a name of its own: Keras counts those it makes up
+    named = keras.layers.Layer(name="any")  # an explicit name: Keras counts generated ones
     tracked = [f"_self_unconditional_{x}" for x in ("checkpoint_dependencies", "dependency_names")]
     return frozenset(dir(named)) | {"_functional", "_operations", "operations", *tracked}

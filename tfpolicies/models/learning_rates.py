@@ -1,4 +1,4 @@
-"""Learning rates that change: functions of time steps, and Keras schedules of gradient updates."""
+"""Learning-rate schedules: functions of time steps, and Keras schedules of gradient updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEDULES = (
     "PiecewiseConstantDecay",
     "PolynomialDecay",
 )
-"""Keras's own schedules: the only ones that a file may name."""
+"""Keras's schedules: the only ones that a file may name."""
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -34,15 +34,15 @@ class Rate(NamedTuple):
 
 
 def changing_rate(lr: float | Callable[[int], float] | Mapping[str, Any]) -> Rate | None:
-    """Returns the function that a setting `lr` stands for; None for a number.
+    """Returns the schedule that a setting `lr` describes; None for a number.
 
     Args:
         lr: a number; a function of the time step; a `keras.optimizers.schedules` object, which is
-            a function of the number of gradient updates; or such a schedule as the config and
-            checkpoints have it, `{"type": "CosineDecay", "initial_learning_rate": ..., ...}`.
+            a function of the number of gradient updates; or such a schedule as a dict, as in
+            checkpoints: `{"type": "CosineDecay", "initial_learning_rate": ..., ...}`.
 
     Raises:
-        ConfigError: for a dict that describes no schedule of Keras's own.
+        ConfigError: for a dict that does not describe a Keras schedule.
 
     >>> rate = changing_rate({"type": "InverseTimeDecay", "initial_learning_rate": 0.5,
     ...                       "decay_steps": 1, "decay_rate": 1.0})
@@ -63,8 +63,8 @@ def changing_rate(lr: float | Callable[[int], float] | Mapping[str, Any]) -> Rat
             rate = math.nan
         if not 0 <= rate < math.inf:
             raise ConfigError(
-                f"lr must be a finite number, 0 or more, but {lr!r:.200} gave {found!r:.200} for "
-                f"{count}."
+                f"lr must be a finite number, 0 or more, but {lr!r:.200} returned {found!r:.200} "
+                f"for {count}."
             )
         return rate
 
@@ -76,7 +76,7 @@ def _made(described: Mapping[str, Any]) -> Any:
     name = settings.pop("type", None)
     if not is_one_of(name, *SCHEDULES):
         raise ConfigError(
-            f"lr={dict(described)!r:.200} is no schedule of Keras's own."
+            f"lr={dict(described)!r:.200} does not describe a Keras schedule."
             f"{near_matches(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."
         )
     lists = [x if isinstance(x, list | tuple) else [x] for x in settings.values()]

@@ -1,4 +1,4 @@
-"""Pieces of losses and updates that algorithms share."""
+"""Parts of losses and updates that algorithms share."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     Values and gradients of rows of weight 0 do not count, whether they are finite or not.
 
     Raises:
-        UsageError: if `values` has further axes, which would be laid over the rows.
+        UsageError: if `values` has further axes, which would be broadcast against the rows.
     """
     shape = tf.convert_to_tensor(values).shape
     if shape.rank is not None and shape.rank > 1:
         raise UsageError(
-            f"masked_mean takes one number for each row, [B], got values of shape {shape}. "
+            f"masked_mean needs one number for each row, [B], got values of shape {shape}. "
             "Reduce or squeeze the other axes first."
         )
     total = tf.reduce_sum(tf.math.multiply_no_nan(values, mask))  # 0 * inf is 0 here
@@ -41,7 +41,7 @@ def huber(errors: tf.Tensor) -> tf.Tensor:
     """Returns x^2 / 2 where |x| <= 1, and |x| - 1/2 elsewhere (Huber 1964)."""
     size = tf.abs(errors)
     near = tf.minimum(size, 1.0)
-    return near * (size - 0.5 * near)  # whose gradient float32 keeps exact for small errors, too
+    return near * (size - 0.5 * near)  # its float32 gradient is also exact for small errors
 
 
 def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -54,9 +54,9 @@ def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -
 
 
 def clip_gradients(pairs: Gradients, limit: tf.Tensor, how: str) -> Gradients:
-    """Clips gradients by their global norm, each one's norm, or each entry.
+    """Clips gradients by their global norm, each gradient's norm, or each entry.
 
-    An infinite limit leaves them as they are; where it is a constant, nothing is computed for it.
+    An infinite limit changes nothing; a constant infinite limit adds no operations.
     """
     if tf.get_static_value(limit) == math.inf:
         return pairs
@@ -74,5 +74,5 @@ def clip_gradients(pairs: Gradients, limit: tf.Tensor, how: str) -> Gradients:
 
 
 def _shrink(norm: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
-    """Returns the factor that brings a norm, which may have overflowed, down to a limit."""
+    """Returns the factor that reduces a norm, which may have overflowed, to a limit."""
     return tf.minimum(1.0, limit / tf.clip_by_value(norm, 1e-12, tf.float32.max))

@@ -1,4 +1,4 @@
-"""Where the networks of a policy come from: the catalog, a user's model, or a factory."""
+"""Sources of a policy's networks: the catalog, a custom model, or a factory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tfpolicies.models.views import declared
 
 
 class ModelSource(NamedTuple):
-    """Where the networks of one kind of policy come from."""
+    """The source of the networks of all policies with the same program."""
 
     key: tuple  # equal for equal architectures, whatever their names
-    make: Callable[[], keras.Model]  # a new one with each call
-    template: keras.Model | None = None  # an instance whose weights its first policy takes
-    is_catalog: bool = False  # whether settings alone describe it
-    noise_size: int = 0  # numbers of noise that noisy ones take for each row
+    make: Callable[[], keras.Model]  # builds a new model with each call
+    template: keras.Model | None = None  # an instance, with the weights of the first policy
+    is_catalog: bool = False  # whether only settings determine it
+    noise_size: int = 0  # number of noise values per row of noisy networks
 
 
 def model_source(
@@ -54,13 +54,13 @@ def model_source(
     `custom_model` is a `keras.Model` (the template), or a factory
     `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`, or the name of a
     registered one; or None for a model of the catalog. A factory with parameters `action_space` or
-    `model_config` is given these, too; one without any parameter is called as it is.
+    `model_config` also gets these; one without any parameter is called without arguments.
 
-    With `use_lstm`, `use_gru` or `use_attention` a custom model gives features, of any number, to
-    the memory around it; `num_outputs` is then the width of the memory.
+    With `use_lstm`, `use_gru` or `use_attention` a custom model computes features, of any number,
+    for the memory around it; `num_outputs` is then the width of the memory.
 
     Raises:
-        ModelError: if it is none of these.
+        ModelError: if it is something else.
     """
     custom, num_outputs = model_given(config["custom_model"]), dist_class.num_outputs
     requirements = ModelRequirements(observation_space, dist_class, config, with_value)
@@ -75,7 +75,7 @@ def model_source(
         if unbuilt is not None:
             _require_room(unbuilt, ports, custom.name)
         if unbuilt is not None or not isinstance(custom, keras.Function | keras.Sequential):
-            call_with_zeros(custom, ports)  # builds it; `complete` tries each copy that is made
+            call_with_zeros(custom, ports)  # builds it; `complete` tries each copy
         architecture = Architecture.of(custom)
         _require_kept_views(custom, architecture)
         if architecture is not None and custom not in _compared and not is_built_from_file():
@@ -111,9 +111,9 @@ def q_model_source(observation_space: gym.Space, num_actions: int, static: Setti
     """Returns the source of the catalog's Q-networks; see `build_q_model`.
 
     Args:
-        observation_space: as the environment has it.
-        num_actions: how many values, or distributions, are estimated.
-        static: with the complete `model` config, and the settings of `QHeads`.
+        observation_space: the environment's observation space.
+        num_actions: the number of values, or distributions, to estimate.
+        static: has the complete `model` config, and the settings of `QHeads`.
 
     Raises:
         ModelError: if Keras's global dtype is not float32.
@@ -129,7 +129,6 @@ def q_model_source(observation_space: gym.Space, num_actions: int, static: Setti
 def _catalog_source(
     build: Factory, observation_space: gym.Space, num_outputs: int, config: Settings, how: Settings
 ) -> ModelSource:
-    """Returns the source of models that `build` makes of a complete `model` config."""
     require_float32()
     found = model_leaves(observation_space)
     shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in found)
@@ -140,8 +139,6 @@ def _catalog_source(
 
 
 def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> None:
-    """Checks the size that a model of an architecture will have when it is built."""
-
     def built() -> keras.Model:
         model = architecture.build()
         call_with_zeros(model, ports)
@@ -151,16 +148,16 @@ def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> N
 
 
 def _require_kept_views(instance: keras.Model, architecture: Architecture | None) -> None:
-    """Checks that the views a model instance requires are those of its copies, too.
+    """Checks that copies of a model instance have its view requirements.
 
     Raises:
-        ModelError: if Keras does not know of them.
+        ModelError: if Keras loses them.
     """
     required = declared(instance)
     if required and architecture is not None and declared(architecture.build()) != required:
         raise ModelError(
             f"The model {instance.name!r} has view_requirements that Keras leaves out of copies. "
-            "Give a factory that sets them, or set them in the constructor of the model's class."
+            "Pass a factory that sets them, or set them in the constructor of the model's class."
         )
 
 
@@ -184,4 +181,4 @@ def _instance_source(
 
 
 _compared: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-"""Models of users whose copies were found to compute the same."""
+"""Custom models whose copies were checked to compute the same."""

@@ -1,4 +1,4 @@
-"""A built Keras model behind the ports of a policy: encoding, filters, sequences, masks, heads."""
+"""A built Keras model with a policy's input ports: encoding, filters, sequences, masks, heads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tensors: TypeAlias = Sequence[tf.Tensor]
 
 
 class NetworkInputs(NamedTuple):
-    """What a network is called with; see `InputPorts` for the order."""
+    """The inputs of a network; see `InputPorts` for the order."""
 
     obs: Tensors  # each [N, *shape]
     seen: Tensors = ()  # the leaves of the views, each [N, *shape]
@@ -35,25 +35,25 @@ class NetworkInputs(NamedTuple):
 
 
 class NetworkOutputs(NamedTuple):
-    """What a network computes for N rows."""
+    """The outputs of a network for N rows."""
 
     dist_inputs: tf.Tensor  # [N, num_inputs], masked
-    outputs: tf.Tensor  # [N, num_outputs], masked: what they are computed from
+    outputs: tf.Tensor  # [N, num_outputs], masked; `dist_inputs` are computed from them
     values: tf.Tensor | None  # [N]
     states: list[tf.Tensor]  # the memory after each sequence, [S, ...] each
 
 
 class Network:
-    """A built Keras model behind the ports of a policy, with its own variables or with others.
+    """A built Keras model with a policy's input ports; runs with its own or with other weights.
 
-    Outside, everything is rows `[N, ...]`. A model with a memory sees sequences: N = S * T rows are
+    Inputs and outputs are rows `[N, ...]`. A model with a memory sees sequences: N = S * T rows are
     S sequences of T steps, one after the other, and the memory has S rows.
 
     Attributes:
         model: the Keras model.
         ports: the inputs.
         filtered_names: the inputs whose observations are normalised.
-        variables: all of its variables in a fixed order: trainable or not, seed generators too,
+        variables: all of its variables in a fixed order: trainable or not, also seed generators,
             then mean and scale of each filtered observation leaf.
     """
 
@@ -94,13 +94,13 @@ class Network:
         return self._run(inputs, self.filter_variables, training=training)
 
     def with_weights(self, weights: Tensors) -> keras.StatelessScope:
-        """Returns a context in which the model and its layers have weights of `variables`."""
+        """Returns a context in which the model and its layers have these weights of `variables`."""
         own = self.model.variables
         return keras.StatelessScope(state_mapping=list(zip(own, weights[: len(own)], strict=True)))
 
     def stateless(self, weights: Tensors, inputs: NetworkInputs) -> NetworkOutputs:
         """Runs the model with the given weights, in the order of `variables`, for inference."""
-        # Unlike `stateless_call`, a call works where the model's `call` takes no `training`.
+        # Unlike `stateless_call`, this works if the model's `call` has no argument `training`.
         with self.with_weights(weights):
             return self._run(inputs, weights[len(self.model.variables) :], training=False)
 
@@ -121,7 +121,6 @@ class Network:
         return NetworkOutputs(self._dist_class.inputs_of(logits), logits, values, states)
 
     def _encode_inputs(self, inputs: NetworkInputs, filters: Tensors) -> dict[str, tf.Tensor]:
-        """Returns everything that the model is called with, by port name."""
         seen = self._encode_obs(inputs.obs, filters)
         arrays = iter(inputs.seen)
         for view in self.ports.views:
@@ -141,7 +140,7 @@ class Network:
         return seen
 
     def encoded(self, obs: TensorStructure) -> dict[str, tf.Tensor]:
-        """Returns rows of observations, nested as their space is, as the model sees them, by port.
+        """Encodes rows of observations, nested as their space is; returns them by port.
 
         Action masks are left out.
         """
@@ -149,7 +148,6 @@ class Network:
         return self._encode_obs(leaves, self.filter_variables)
 
     def _encode_obs(self, obs: Tensors, filters: Tensors) -> dict[str, tf.Tensor]:
-        """Returns what the model sees of an observation, by port name."""
         parts = zip(self._names, self._leaves, obs, self.ports.is_mask, strict=True)
         return {
             name: self._normalize(i, encode(leaf, x), filters)
@@ -158,10 +156,10 @@ class Network:
         }
 
     def _normalize(self, leaf: int, encoded: tf.Tensor, filters: Tensors) -> tf.Tensor:
-        """Returns rows of an encoded leaf at the scale that the filter gives them, if there is one.
+        """Returns rows of an encoded leaf, normalised if it is filtered.
 
         Args:
-            leaf: its number.
+            leaf: its index.
             encoded: `[N, ...]`.
             filters: mean and scale of each filtered leaf.
         """

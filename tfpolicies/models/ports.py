@@ -1,8 +1,9 @@
 """The inputs of a policy as named ports, in one fixed order.
 
-First come the leaves of the observation space (`obs`, `obs_<path>`, and `action_mask` for a mask),
-then the views that the model reads, such as the previous action and reward, then the memory
-`state_in_<i>`. Runtimes, samplers and exports all use these names and this order.
+A port is a named input or output of a policy. First come the leaves of the observation space
+(`obs`, `obs_<path>`, and `action_mask` for a mask), then the views that the model reads, such as
+the previous action and reward, then the memory `state_in_<i>`. Runtimes, samplers and exports use
+these names and this order.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class Port(NamedTuple):
     name: str
     shape: tuple[int, ...]  # of one row; of one sequence for the memory
     dtype: np.dtype
-    path: tuple[str, ...] = ()  # where a leaf lies in its space
+    path: tuple[str, ...] = ()  # of a leaf in its space
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
-        """The tensor with its dynamic batch."""
+        """The `tf.TensorSpec`, with a dynamic batch axis."""
         return tf.TensorSpec([None, *self.shape], self.dtype, name=self.name)
 
     def zeros(self, rows: int) -> np.ndarray:
@@ -64,13 +65,13 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Steps of a collected column, relative to the present one; zeros before an episode's start.
+    """Steps of a collected column, relative to the current one; zeros before an episode.
 
     Attributes:
         name: of the view, and of its column in a batch.
         source: the collected column: `obs`, `actions` or `rewards`.
-        space: of one step of it, without an action mask.
-        shifts: which steps: 0 is the present one, which only `obs` has.
+        space: the space of one step of it, without an action mask.
+        shifts: the steps: 0 is the current one, which only `obs` has.
         is_window: whether rows have an axis of steps, `[N, shifts, ...]`; else there is one step.
     """
 
@@ -87,7 +88,7 @@ class View:
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of a row: those of a step, with the axis of steps if there is one."""
+        """The leaves of a row: those of a step, with the axis of steps for a window."""
         lead = (len(self.shifts),) if self.is_window else ()
         return tuple(leaf._replace(shape=(*lead, *leaf.shape)) for leaf in self.source_leaves)
 
@@ -98,14 +99,15 @@ class View:
 
     @property
     def depth(self) -> int:
-        """How many steps before the present one are seen, at most."""
+        """The number of steps before the current one that the view reaches back."""
         return -min(self.shifts)
 
     @cached_property
     def following(self) -> View | None:
-        """What has to be kept so that the next step's view can be told; None where the view has it.
+        """The view to store for computing the next step's view; None if this view suffices.
 
-        The next step sees at -3 what this one sees at -2: a range tells it, `[-3, -1]` does not.
+        The next step has at shift -3 the value that this one has at -2: the range
+        `[-3, -2, -1]` contains it, `[-3, -1]` does not.
         """
         wanted = [shift + 1 for shift in self.shifts if shift < -1]
         if set(wanted) <= set(self.shifts):
@@ -122,12 +124,12 @@ class View:
         return nest(self.space, arrays)
 
     def reached(self, seen: Arrays, present: Arrays, later: Arrays) -> list[np.ndarray]:
-        """Returns what is seen one step after rows, a leaf `[R, ...]` each.
+        """Returns the view one step after the given rows, a leaf `[R, ...]` each.
 
         Args:
-            seen: leaves `[R, ...]` of the rows' own view, or of `following` if there is that.
+            seen: leaves `[R, ...]` of the rows' view, or of `following` if there is one.
             present: leaves of the source at the rows.
-            later: leaves of the observation that the rows reached.
+            later: leaves of the next observations.
         """
         at = {shift: i for i, shift in enumerate(self.shifts)}
 
@@ -144,7 +146,7 @@ class View:
         return found
 
     def encoded_shapes(self) -> list[tuple[int, ...]]:
-        """Returns the shape of a row of each leaf as the model sees it."""
+        """Returns the shape of a row of each encoded leaf."""
         if self.source == REWARDS:
             return [self.leaves[0].shape or (1,)]
         lead = (len(self.shifts),) if self.is_window else ()
@@ -153,11 +155,11 @@ class View:
     def encoded(
         self, arrays: Sequence[tf.Tensor], normal: Callable[[int, tf.Tensor], tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Returns rows of each leaf as the model sees them, by port.
+        """Encodes rows of each leaf; returns them by port.
 
         Args:
             arrays: a leaf `[N, ...]` each.
-            normal: normalises an encoded leaf of the observation, given its number.
+            normal: normalises an encoded leaf of the observation, given its index.
         """
         found = {}
         for i, (port, shape) in enumerate(zip(self.ports, self.encoded_shapes(), strict=True)):
@@ -182,18 +184,18 @@ def previous(space: spaces.Space) -> tuple[View, View]:
 
 
 def model_space(space: spaces.Space) -> spaces.Space:
-    """Returns what a model sees of an observation space: all but an action mask."""
+    """Returns the part of an observation space that a model sees: all except an action mask."""
     return space[OBSERVATIONS] if has_mask(space) else space  # type: ignore[index]
 
 
 def plain_leaves(space: spaces.Space) -> list[int]:
-    """Returns the numbers of the leaves of an observation space that are no action mask."""
+    """Returns the indices of the leaves of an observation space that are not an action mask."""
     masked = has_mask(space)
     return [i for i, leaf in enumerate(leaves(space)) if not (masked and leaf.path[0] == MASK)]
 
 
 def model_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
-    """Returns the leaves that a model sees: all but the mask, with their paths below it.
+    """Returns the leaves that a model sees: all except the mask, with their paths below it.
 
     >>> box, mask = spaces.Box(-1, 1, (3,)), spaces.MultiBinary(2)
     >>> [leaf.path for leaf in model_leaves(spaces.Dict(observations=box, action_mask=mask))]
@@ -204,14 +206,14 @@ def model_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
 
 @dataclass(frozen=True)
 class InputPorts:
-    """The inputs of one kind of policy.
+    """The inputs of policies with the same program.
 
     Attributes:
         space: the observation space.
-        views: what the model reads besides the present observation and its memory.
+        views: the views that the model reads besides the current observation and its memory.
         memory: the shapes of its state tensors.
-        noise_size: how many numbers of noise a noisy network takes for each row; they are no port,
-            but the first columns of the noise of acting.
+        noise_size: the number of noise values per row of a noisy network; they are not a port,
+            but the first columns of the noise for acting.
     """
 
     space: spaces.Space
@@ -247,7 +249,7 @@ class InputPorts:
 
     @cached_property
     def seen(self) -> tuple[Port, ...]:
-        """The leaves of the views, in order."""
+        """The ports of the views, in order."""
         return tuple(port for view in self.views for port in view.ports)
 
     @cached_property
@@ -263,7 +265,7 @@ class InputPorts:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the model has a memory."""
+        """True if the model has a memory."""
         return bool(self.memory)
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

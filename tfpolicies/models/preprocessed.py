@@ -1,4 +1,4 @@
-"""Observations as RLlib's preprocessors make them, and turned back; NumPy only."""
+"""Observations flattened as by RLlib's preprocessors, and the inverse; NumPy only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tfpolicies.type_aliases import Structure
 
 
 def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns leaves `[B, *leaf.shape]` as float32 rows `[B, F]`: choices one-hot, pixels to 255.
+    """Flattens leaves `[B, *leaf.shape]` to float32 rows `[B, F]`; discrete leaves are one-hot.
+
+    Images keep their range, 0 to 255.
 
     Raises:
-        ObservationError: for a choice that its space does not have.
+        ObservationError: for a value that its discrete space does not contain.
 
     >>> from gymnasium import spaces
     >>> from tfpolicies.models.spaces import leaves
@@ -35,7 +37,7 @@ def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np
             if ((choices < 0) | (choices >= sizes)).any():
                 raise ObservationError(
                     f"{leaf.name('obs')} must hold members of {space}, but got values from "
-                    f"{array.min()} to {array.max()}. Correct the space or the environment."
+                    f"{array.min()} to {array.max()}. Fix the space or the environment."
                 )
             rows = np.zeros((len(array), sizes.sum()), np.float32)
             np.put_along_axis(rows, choices + np.cumsum(sizes) - sizes, 1.0, axis=1)
@@ -44,9 +46,9 @@ def preprocess(space_leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> np
 
 
 def preprocess_batch(space_leaves: Sequence[Leaf], obs_batch: Structure) -> Any:
-    """Returns a batch of observations as rows `[B, F]`; one that has this form as it is.
+    """Flattens a batch of observations to rows `[B, F]`; returns such rows unchanged.
 
-    A Box or MultiBinary that is not nested has no such form, and stays as it is.
+    A Box or MultiBinary that is not nested has no flat form, and is returned unchanged.
 
     Raises:
         ObservationError: if the observations do not fit the leaves.
@@ -65,18 +67,18 @@ def _has_rows(space_leaves: Sequence[Leaf]) -> bool:
 def turned_back(
     space_leaves: Sequence[Leaf], obs_batch: Structure, error: ObservationError
 ) -> list[np.ndarray]:
-    """Returns the leaves `[B, *leaf.shape]` of preprocessed observations.
+    """Decodes preprocessed observations to the leaves `[B, *leaf.shape]`.
 
-    Those are rows `[B, F]`: choices are one-hot, and the leaves of a nested space stand one behind
-    the other in its order. A Box or MultiBinary that is not nested has no such form.
+    They are rows `[B, F]`: discrete leaves are one-hot, and the leaves of a nested space are
+    concatenated in its order. A Box or MultiBinary that is not nested has no flat form.
 
     Args:
-        space_leaves: of the observation space.
-        obs_batch: what does not fit that space.
-        error: says so.
+        space_leaves: the leaves of the observation space.
+        obs_batch: observations that do not fit that space.
+        error: the error that reports this.
 
     Raises:
-        ObservationError: `error` if these are no such rows; or if a choice is not one-hot.
+        ObservationError: `error` if these are not such rows; or if a discrete leaf is not one-hot.
     """
     rows = flat_rows(space_leaves, obs_batch) if _has_rows(space_leaves) else None
     if rows is None:
@@ -100,12 +102,12 @@ def _leaf(leaf: Leaf, part: np.ndarray) -> np.ndarray:
 
 
 def _chosen(cell: np.ndarray, space: gym.Space, name: str) -> np.ndarray:
-    """Returns which column of each one-hot row is 1, int64 `[B]`."""
+    """Returns the column of each one-hot row that is 1, int64 `[B]`."""
     is_one_hot = ((cell == 0) | (cell == 1)).all(axis=1) & (cell.sum(axis=1) == 1)
     if not is_one_hot.all():
         row = int(np.argmin(is_one_hot))
         raise ObservationError(
             f"{name} must be of {space}, or one-hot rows of it, but row {row} has "
-            f"{cell[row].tolist()!s:.200}. Give observations as the environment does."
+            f"{cell[row].tolist()!s:.200}. Pass observations as the environment returns them."
         )
     return cell.argmax(axis=1)

@@ -1,4 +1,4 @@
-"""Observations as a model sees them: floats, one-hot rows for discrete parts, images in [0, 1]."""
+"""Encodes observations for models: floats, one-hot rows for discrete parts, images in [0, 1]."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
     """Encodes a batch `[B, *leaf.shape]` as float32 `[B, *encoded_shape(leaf)]`.
 
     Discrete and MultiDiscrete become one-hot rows, images (a Box of uint8 of rank 3) are divided by
-    255, and every other number or bit is kept as it is.
+    255, and every other number or bit is unchanged.
     """
     space: Any = leaf.space
     if is_choice(space):
@@ -32,7 +32,7 @@ def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
 
 
 def encode_action(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
-    """Encodes actions as `encode` does, but as they travel: counted from 0, whatever the start."""
+    """Encodes a policy's actions like `encode`; discrete ones count from 0, whatever the start."""
     if is_choice(leaf.space):
         return _one_hot(leaf, batch)
     return tf.cast(batch, tf.float32)
@@ -49,5 +49,5 @@ def _one_hot(leaf: Leaf, counted: tf.Tensor) -> tf.Tensor:
 
 
 def is_image(space: gym.Space) -> bool:
-    """Whether `space` is a Box of uint8 of rank 3, whose values are divided by 255."""
+    """Returns whether `space` is a Box of uint8 of rank 3, whose values are divided by 255."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3

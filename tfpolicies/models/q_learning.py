@@ -1,6 +1,6 @@
-"""The mathematics of Q-learning that algorithms share: choices, targets, errors.
+"""The mathematics of Q-learning that algorithms share: selection, targets, errors.
 
-Everything takes tensors or arrays, so it serves traced losses and NumPy callers alike.
+All functions take tensors or arrays, for traced losses and NumPy callers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def chosen_values(values: Tensor, actions: Tensor) -> Tensor:
 
 
 def chosen_rows(numbers: Tensor, actions: Tensor) -> Tensor:
-    """Returns the numbers `[B, m]` of `actions` `[B]` among those of all actions, `[B, n, m]`."""
+    """Returns the rows `[B, m]` of `actions` `[B]` among those of all actions, `[B, n, m]`."""
     choice = tf.one_hot(tf.cast(actions, tf.int32), numbers.shape[-2])
     return tf.reduce_sum(numbers * choice[:, :, None], axis=-2)
 
@@ -31,14 +31,14 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, chooser:
     """Returns r + discount * Q'(s', argmax chooser), `[B]`.
 
     Mnih et al. 2015 (doi:10.1038/nature14236) with Q' as the chooser; double Q-learning, van
-    Hasselt et al. 2016 (arXiv:1509.06461), equation 4, with the online network. Where a mask
-    forbids every action in s', nothing comes after it.
+    Hasselt et al. 2016 (arXiv:1509.06461), equation 4, with the online network. If a mask
+    forbids every action in s', the value of s' is 0.
 
     Args:
         rewards: `[B]`.
         discounts: `[B]`, 0 where terminated.
         next_values: Q'(s', .), `[B, n]`.
-        chooser: the values whose largest one chooses the action, `[B, n]`.
+        chooser: the values whose maximum selects the action, `[B, n]`.
     """
     best = chosen_values(next_values, tf.argmax(chooser, axis=-1))
     return rewards + discounts * tf.where(best > _MASKED, best, 0.0)
@@ -49,14 +49,14 @@ def atom_targets(
 ) -> Tensor:
     """Returns the distribution of r + discount * Z'(s', argmax chooser) on the atoms, `[B, m]`.
 
-    Bellemare et al. 2017 (arXiv:1707.06887), algorithm 1; as `td_targets` else.
+    Bellemare et al. 2017 (arXiv:1707.06887), algorithm 1; otherwise as in `td_targets`.
 
     Args:
         rewards: `[B]`.
         discounts: `[B]`, 0 where terminated.
-        next_logits: of Z'(s', .), `[B, n, m]`.
-        chooser: the values whose largest one chooses the action, `[B, n]`.
-        atoms: `[m]`, rising by equal steps.
+        next_logits: the logits of Z'(s', .), `[B, n, m]`.
+        chooser: the values whose maximum selects the action, `[B, n]`.
+        atoms: `[m]`, increasing by equal steps.
     """
     logits = chosen_rows(next_logits, tf.argmax(chooser, axis=-1))
     goes_on = tf.cast(tf.reduce_max(logits, axis=-1) > _MASKED, tf.float32)
@@ -64,17 +64,17 @@ def atom_targets(
 
 
 def projected(probabilities: Tensor, rewards: Tensor, discounts: Tensor, atoms: Tensor) -> Tensor:
-    """Returns the distribution of r + discount * Z on the atoms themselves, `[B, m]`.
+    """Projects the distribution of r + discount * Z onto the atoms, `[B, m]`.
 
-    What is beyond the first or the last atom moves there; what is between two atoms is shared by
-    them, the nearer one getting more. Bellemare et al. 2017 (arXiv:1707.06887), equation 7. What
-    moves is measured in steps from the first atom, so that each row sums to 1 wherever atoms are.
+    Mass beyond the first or the last atom moves to that atom; mass between two atoms is split
+    between them in proportion to proximity. Bellemare et al. 2017 (arXiv:1707.06887), equation 7.
+    Positions are in steps from the first atom, so that each row sums to 1 for any atoms.
 
     Args:
         probabilities: of the atoms of Z, `[B, m]`.
         rewards: `[B]`.
-        discounts: `[B]`, 0 where nothing comes after.
-        atoms: `[m]`, rising by equal steps.
+        discounts: `[B]`, 0 where no value follows.
+        atoms: `[m]`, increasing by equal steps.
     """
     least, last = atoms[0], atoms.shape[0] - 1
     step, numbers = (atoms[-1] - least) / last, tf.range(last + 1.0)
@@ -92,7 +92,7 @@ def atom_errors(logits: Tensor, actions: Tensor, targets: Tensor) -> Tensor:
     It is 0 where a mask forbids the action that was taken.
 
     Args:
-        logits: of Z(s, .), `[B, n, m]`.
+        logits: the logits of Z(s, .), `[B, n, m]`.
         actions: `[B]`.
         targets: probabilities of the atoms, `[B, m]`.
     """

@@ -1,4 +1,4 @@
-"""Names for models of one's own, which `model={"custom_model": name}` takes. Knows no Keras."""
+"""Registry of custom models, for `model={"custom_model": name}`. Does not import Keras."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MODELS = Register("A model", ModelSettingError)
 
 
 def register_model(name: str, factory: Callable[..., Any]) -> None:
-    """Gives a factory of models a name, which `model={"custom_model": name}` then takes.
+    """Registers a factory of models under a name, for `model={"custom_model": name}`.
 
-    Registering a name again replaces the factory for policies made later. The register belongs to
-    the process: whoever loads a checkpoint in another one registers there.
+    Registering a name again replaces the factory for policies created later. The registry belongs
+    to the process: to load a checkpoint in another process, register the factory there as well.
 
     Args:
-        name: a non-empty text.
+        name: a non-empty string.
         factory: `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`.
 
     Raises:
-        ModelSettingError: if the name is no text or the factory cannot be called.
+        ModelSettingError: if the name is not a string or the factory cannot be called.
     """
     if not callable(factory):
         raise ModelSettingError(
@@ -35,10 +35,10 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
 
 
 def model_given(custom_model: Setting) -> Any:
-    """Returns what a setting `custom_model` stands for.
+    """Returns the model or factory that a setting `custom_model` refers to.
 
-    That is what is registered under a name, or what was given; an extension may make a factory of
-    it.
+    That is the object registered under a name, or the value itself; an extension may wrap it in a
+    factory.
     """
     found = MODELS.find(custom_model)
     return EXTENSIONS.make_model_factory(custom_model if found is None else found)

@@ -1,8 +1,8 @@
-"""What all filters share: statistics that are frozen while acting, and merged without recounting.
+"""Base of all filters: statistics that are frozen while acting and merged without double counting.
 
-A filter acts with *frozen* numbers. What is observed meanwhile is *pending*, and joins the
-statistics when `flush` says so: acting, learning and every export of one iteration see the same
-numbers. Of N workers and one central filter, an iteration is::
+A filter acts with *frozen* scalings. Observations in the meantime are *pending*, and are merged
+into the statistics by `flush`: acting, learning and every export of one iteration use the same
+scalings. With N workers and one central filter, an iteration is::
 
     changes = [worker.snapshot(flush=True) for worker in workers]
     for change in changes:
@@ -10,8 +10,8 @@ numbers. Of N workers and one central filter, an iteration is::
     for worker in workers:
         worker.sync(central)
 
-Each observation is counted once: a snapshot with `flush=True` takes the pending ones along, and the
-original moves them into its own statistics, which `sync` then replaces.
+Each observation is counted once: a snapshot with `flush=True` contains the pending ones, and the
+original moves them into its statistics, which `sync` then replaces.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tfpolicies.type_aliases import Setting
 CLIP = 10.0  # normalised values are clipped to +-CLIP
 
 FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
-"""What `observation_filter` can be; the last two are one: workers' statistics are merged."""
+"""Values of `observation_filter`; the last two are equal: workers' statistics are merged."""
 
 FILTER = one_of(*FILTERS)
 
 RETURN_FILTER = "ReturnStdFilter"
 
 REWARD_FILTER = one_of(*FILTERS, RETURN_FILTER)
-"""What `reward_filter` can be."""
+"""The rule for `reward_filter`."""
 
 _FIELDS = ("count", "mean", "m2")
 _Filter = TypeVar("_Filter", bound="RunningFilter")
 
 
 class Scaling(NamedTuple):
-    """The frozen numbers of one leaf; both float32 `[*shape]`, read-only."""
+    """The frozen mean and scale of one leaf; both float32 `[*shape]`, read-only."""
 
     mean: np.ndarray
     scale: np.ndarray
@@ -63,12 +63,12 @@ class Scaling(NamedTuple):
 
 
 class RunningFilter(Extensible, abc.ABC):
-    """Frozen and pending statistics of several quantities: what all filters share.
+    """Frozen and pending statistics of several quantities: the base class of filters.
 
-    Several threads may use one filter. Copies, pickled ones too, are independent.
+    Filters are thread-safe. Copies, also pickled ones, are independent.
 
     Args:
-        shapes: of one element of each quantity.
+        shapes: the shape of one element of each quantity.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -85,7 +85,7 @@ class RunningFilter(Extensible, abc.ABC):
 
     @property
     def pending_count(self) -> int:
-        """How many elements wait for `flush`."""
+        """The number of elements that the next `flush` merges."""
         return int(self._pending[0].count) if self._pending else 0
 
     def flush(self) -> None:
@@ -97,8 +97,8 @@ class RunningFilter(Extensible, abc.ABC):
         """Returns an independent copy, pending elements included.
 
         Args:
-            flush: whether the original flushes then, so that the next snapshot holds none of the
-                elements that this one has pending. `apply_changes` needs such snapshots.
+            flush: whether the original flushes afterwards, so that the next snapshot holds none of
+                the elements that this one has pending. `apply_changes` needs such snapshots.
         """
         with self._lock:
             new = copy.deepcopy(self)
@@ -107,12 +107,12 @@ class RunningFilter(Extensible, abc.ABC):
         return new
 
     def forget_pending(self) -> None:
-        """Drops the pending elements, which somebody else counts."""
+        """Discards the pending elements, because another filter counts them."""
         with self._lock:
             self._pending = [RunningStat(stat.shape) for stat in self._frozen]
 
     def apply_changes(self, other: RunningFilter) -> None:
-        """Adds the *pending* elements of `other` to the statistics; `other` stays as it is.
+        """Adds the *pending* elements of `other` to the statistics; does not change `other`.
 
         Raises:
             WeightsError: if `other` has other quantities.
@@ -126,7 +126,7 @@ class RunningFilter(Extensible, abc.ABC):
             self._refresh()
 
     def sync(self, other: RunningFilter) -> None:
-        """Takes over the statistics of `other`; its own pending elements stay pending.
+        """Copies the statistics of `other`; its own pending elements stay pending.
 
         Raises:
             WeightsError: if `other` has other quantities.
@@ -151,10 +151,10 @@ class RunningFilter(Extensible, abc.ABC):
             }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned.
+        """Restores the result of `get_state`.
 
         Raises:
-            WeightsError: if keys, shapes or numbers do not fit; nothing has changed then.
+            WeightsError: if keys, shapes or numbers do not fit; then nothing has changed.
         """
         wanted = self.get_state()
         if not isinstance(state, Mapping) or set(state) != set(wanted):
@@ -176,7 +176,7 @@ class RunningFilter(Extensible, abc.ABC):
         self._refresh()
 
     def _observe(self, batches: Sequence[Any]) -> None:
-        """Adds one batch per quantity to the pending elements: all of them or none."""
+        """Adds one batch per quantity to the pending elements, or none if one is invalid."""
         changes = [RunningStat(stat.shape) for stat in self._pending]
         for i, (change, batch) in enumerate(zip(changes, batches, strict=True)):
             try:
@@ -192,9 +192,9 @@ class RunningFilter(Extensible, abc.ABC):
         theirs = [stat.shape for stat in getattr(other, "_frozen", ())]
         if type(other) is not type(self) or mine != theirs:
             raise WeightsError(
-                f"Filters can be merged if they are of one kind and shape, but {type(other)} of "
-                f"shapes {theirs} was given to {type(self)} of shapes {mine}. Build both "
-                "for one observation space and one `observation_filter`."
+                f"Filters can only be merged if their classes and shapes are equal, but "
+                f"{type(other)} of shapes {theirs} was passed to {type(self)} of shapes {mine}. "
+                "Build both for one observation space and one `observation_filter`."
             )
 
     def _refresh(self) -> None:
@@ -202,7 +202,7 @@ class RunningFilter(Extensible, abc.ABC):
 
     @abc.abstractmethod
     def _scaling(self, stat: RunningStat) -> Scaling:
-        """Returns the numbers to act with, given the frozen statistics of one quantity."""
+        """Returns the scaling to act with, given the frozen statistics of one quantity."""
 
     @abc.abstractmethod
     def _label(self, index: int) -> str:

@@ -11,22 +11,22 @@ from tfpolicies.errors import ObservationError
 class RunningStat:
     """Count, mean and spread of all arrays pushed so far, component by component.
 
-    Two sets A and B are joined by the pairwise update of Chan, Golub & LeVeque 1979 (Stanford
+    Two sets A and B are merged by the pairwise update of Chan, Golub & LeVeque 1979 (Stanford
     report STAN-CS-79-773, section 2): with d = mean_B - mean_A and n = n_A + n_B,
     mean = mean_A + d n_B / n and M2 = M2_A + M2_B + d^2 n_A n_B / n, where M2 is the sum of squared
-    deviations from the mean. A batch's own M2 is the corrected two-pass sum of Chan, Golub &
-    LeVeque 1983 (The American Statistician 37:3, equation 1.7). Both keep their digits when the
+    deviations from the mean. The M2 of a batch is the corrected two-pass sum of Chan, Golub &
+    LeVeque 1983 (The American Statistician 37:3, equation 1.7). Both keep their precision if the
     mean is much larger than the spread.
 
     Args:
-        shape: of one element.
+        shape: the shape of one element.
 
     Attributes:
         count: float64, the number of elements.
         mean: float64 `[*shape]`; zeros while there are no elements.
         m2: float64 `[*shape]`, sum of squared deviations from the mean.
 
-    The arrays are replaced by each update, never written.
+    The arrays are replaced by each update, never modified.
 
     >>> stat = RunningStat(())
     >>> stat.push_batch([1.0, 2.0, 6.0])
@@ -57,13 +57,13 @@ class RunningStat:
 
         Raises:
             ObservationError: if the shape differs, or a value or the sum of squares is not finite;
-                nothing has changed then.
+                then nothing has changed.
         """
         rows = np.asarray(batch)
         if rows.ndim == 0 or rows.shape[1:] != self.shape:
             wanted = ", ".join(("B", *map(str, self.shape)))
             raise ObservationError(
-                f"A running mean takes batches of shape [{wanted}], but got {rows.shape}. Give one "
+                f"A running mean needs batches of shape [{wanted}], but got {rows.shape}. Give one "
                 "element a batch axis: `value[None]`."
             )
         if not len(rows):
@@ -77,13 +77,13 @@ class RunningStat:
             m2 = np.einsum("b...,b...->...", deviations, deviations) - np.square(rest) / count
         if not np.isfinite(m2).all():
             raise ObservationError(
-                "A running mean takes finite values, but the batch has NaN, infinity or numbers "
-                "whose squares overflow. Clip or repair them in the environment."
+                "A running mean needs finite values, but the batch has NaN, infinity or numbers "
+                "whose squares overflow. Clip or fix them in the environment."
             )
         self._join(count, mean + rest / count, np.maximum(m2, 0.0))
 
     def merge(self, other: RunningStat) -> None:
-        """Adds all elements that `other` has seen, of the same shape; `other` stays as it is."""
+        """Adds all elements of `other`, of the same shape; does not change `other`."""
         self._join(other.count, other.mean, other.m2)
 
     def copy(self) -> RunningStat:

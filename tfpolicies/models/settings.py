@@ -1,4 +1,4 @@
-"""The `model` config, completed and checked. Knows no Keras, so that configs can use it."""
+"""Completes and checks the `model` config. Does not import Keras, so that configs can use it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_settings(config: Settings) -> dict[str, Any]:
             all_of_them = f" Settings are {', '.join(MODEL_DEFAULTS)}."
             raise ModelSettingError(
                 f"model[{key!r}] is not a model setting."
-                f"{near_matches(key, MODEL_DEFAULTS) or all_of_them} A model of your own goes to "
+                f"{near_matches(key, MODEL_DEFAULTS) or all_of_them} Pass a custom model as "
                 "model={'custom_model': your_model}."
             )
     settings = {**MODEL_DEFAULTS, **config}
@@ -64,11 +64,11 @@ _READ_BY = {
     "attention_use_n_prev_actions": ("use_attention",),
     "attention_use_n_prev_rewards": ("use_attention",),
 }
-"""What settings are of no effect without: one of some memories."""
+"""Settings that only have an effect with one of these memories."""
 
 
 def has_memory(settings: Settings) -> bool:
-    """Whether settings ask for a memory.
+    """Returns whether settings ask for a memory.
 
     >>> has_memory(model_settings({"use_gru": True})), has_memory(model_settings({}))
     (True, False)
@@ -77,7 +77,7 @@ def has_memory(settings: Settings) -> bool:
 
 
 def without_memory(settings: Settings) -> dict[str, Any]:
-    """Returns settings that ask for no memory, and are as given otherwise."""
+    """Returns the settings with all settings of memories at their defaults."""
     return {**settings, **{key: MODEL_DEFAULTS[key] for key in (*_MEMORIES, *_READ_BY)}}
 
 
@@ -91,7 +91,7 @@ def _check_together(settings: Settings) -> None:
     if used and settings["no_final_linear"]:
         raise ModelSettingError(
             f"model['no_final_linear'] must be False with {used[0]}, got True: the outputs are a "
-            "linear layer behind the memory."
+            "linear layer after the memory."
         )
     for key, memories in _READ_BY.items():
         if settings[key] and not any(settings[memory] for memory in memories):
@@ -104,5 +104,5 @@ def _check_together(settings: Settings) -> None:
         raise ModelSettingError(
             "model['attention_memory_training'] must be left out or equal "
             f"model['attention_memory_inference'] = {acting}, got {show_value(training)}: training "
-            "reads the memory that acting had, so that both compute the same."
+            "uses the memory from acting, so that both compute the same."
         )

@@ -1,4 +1,4 @@
-"""Spaces as lists of leaves: the one place that walks nested Gymnasium spaces.
+"""Nested Gymnasium spaces as lists of leaves; the only module that walks them.
 
 A batch of a `Dict` space is a dict of `[B, ...]` arrays, of a `Tuple` space a tuple of them. Models
 and runtimes see flat lists of arrays instead, one per leaf, in the order of `leaves(space)`.
@@ -20,7 +20,7 @@ from tfpolicies.finite import NO_NUMBERS, is_finite
 from tfpolicies.type_aliases import Structure
 
 MASK, OBSERVATIONS = "action_mask", "observations"
-"""The keys of observations with a mask, which policies obey."""
+"""The keys of observations with an action mask, which policies apply."""
 
 _MOST_PARTS = 1000
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -32,10 +32,10 @@ class Leaf(NamedTuple):
     path: tuple[str, ...]  # () for a space that is not nested
     space: spaces.Space
     shape: tuple[int, ...]  # of one element
-    dtype: np.dtype  # how batches of it travel: float32, uint8, int64, or int8 for actions
+    dtype: np.dtype  # of its batches: float32, uint8, int64, or int8 for actions
 
     def name(self, prefix: str) -> str:
-        """Returns `prefix`, with the path joined by `_` behind it: `obs`, `obs_camera`."""
+        """Returns `prefix` and the path joined by `_`: `obs`, `obs_camera`."""
         return "_".join((prefix, *self.path))
 
 
@@ -61,7 +61,7 @@ def describe_space(space: spaces.Space | None) -> str:
 
 
 def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
-    """Returns the leaves of `space`; the keys of a Dict are taken in the space's own order.
+    """Returns the leaves of `space`, with the keys of a Dict in the space's order.
 
     Raises:
         UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
@@ -75,8 +75,8 @@ def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
 def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     """Returns the leaves of an action space, in the order of `leaves`.
 
-    Only the dtypes differ: actions travel 0-based, as int64, those of MultiBinary as int8 and those
-    of a Box of floats as float32.
+    Only the dtypes differ: a policy's actions are 0-based int64, those of MultiBinary int8 and
+    those of a Box of floats float32.
 
     Raises:
         UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
@@ -88,8 +88,9 @@ def require_values(space: spaces.Space, argument: str) -> None:
     """Checks that a space, and each part of it, has something to observe or to choose.
 
     Raises:
-        SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, one of more
-            than 1000 parts, or a Dict with keys that are no strings.
+        SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, or one of
+            more than 1000 parts.
+        UnsupportedSpaceError: for a Dict with keys that are not strings.
     """
     count = 0
     for place, part in _nodes(space, argument):
@@ -101,48 +102,48 @@ def require_values(space: spaces.Space, argument: str) -> None:
         elif not part.spaces:
             empty = f"is a {type(part).__name__} without parts"
         if empty is not None:
-            raise SpaceError(f"{place} {empty}. Leave it out, or give it at least one number.")
+            raise SpaceError(f"{place} {empty}. Remove it, or give it at least one number.")
         others = (
             [x for x in part if not isinstance(x, str)] if isinstance(part, spaces.Dict) else []
         )
         if others:
             raise UnsupportedSpaceError(
-                f"{argument} has a Dict with the key {others[0]!r}, but keys name inputs and must "
-                "be strings. Give the part a name."
+                f"{argument} has a Dict with the key {others[0]!r}, but keys are names of inputs "
+                "and must be strings. Give the part a name."
             )
     if count > _MOST_PARTS:
         raise SpaceError(
-            f"{argument} has {count} parts, and {_MOST_PARTS} are the limit: each is an input or "
-            "an output of its own. Join parts to one Box or MultiDiscrete."
+            f"{argument} has {count} parts, but {_MOST_PARTS} are the limit: each is a separate "
+            "input or output. Combine parts to one Box or MultiDiscrete."
         )
 
 
 def _nodes(space: spaces.Space, place: str) -> Iterator[tuple[str, spaces.Space]]:
-    """Yields a space and all that are in it, each with where it is, in words."""
+    """Yields a space and all spaces in it, each with a description of its place."""
     yield place, space
     for key, part in _parts(space):
         yield from _nodes(part, f"{place}[{key!r}]")
 
 
 def _parts(space: spaces.Space) -> Iterable[tuple[Any, spaces.Space]]:
-    """Returns keys and parts of a Dict or Tuple; nothing of other spaces."""
+    """Returns keys and parts of a Dict or Tuple; nothing for other spaces."""
     if isinstance(space, spaces.Dict):
         return space.items()
     return enumerate(space) if isinstance(space, spaces.Tuple) else ()
 
 
 def is_float_box(space: spaces.Space) -> TypeGuard[spaces.Box]:
-    """Whether `space` is a Box of floats; other Boxes hold integers."""
+    """Returns whether `space` is a Box of floats; other Boxes hold integers."""
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
 
 
 def is_choice(space: spaces.Space) -> bool:
-    """Whether elements of `space` are one choice or several, which models see as one-hot rows."""
+    """Returns whether `space` is Discrete or MultiDiscrete, which models see as one-hot rows."""
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
 
 
 def cell_sizes(space: Any) -> tuple[int, ...]:
-    """Returns how many choices each cell of a space of integers has, in C order; a bit has two."""
+    """Returns the number of choices of each cell of an integer space, in C order; a bit has two."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
     if isinstance(space, spaces.MultiBinary):
@@ -155,19 +156,20 @@ def cell_sizes(space: Any) -> tuple[int, ...]:
 
 
 def flat_size(leaf: Leaf) -> int:
-    """Returns how many numbers a leaf takes in a row, choices being one-hot."""
+    """Returns the number of columns of a leaf in a flat row, with discrete leaves one-hot."""
     return sum(cell_sizes(leaf.space)) if is_choice(leaf.space) else math.prod(leaf.shape)
 
 
 def has_mask(space: spaces.Space) -> bool:
-    """Whether observations are `{"observations": ..., "action_mask": ...}`."""
+    """Returns whether observations are `{"observations": ..., "action_mask": ...}`."""
     return isinstance(space, spaces.Dict) and set(space) == {MASK, OBSERVATIONS}
 
 
 def half_width_and_middle(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what maps [-1, 1] to a Box's bounds; 1 and 0 for components that are not scaled.
+    """Returns scale and center of the map from [-1, 1] to a Box's bounds.
 
-    Those are where a bound is missing, and where both are equal: there is only one action then.
+    They are 1 and 0 for components that are not scaled, because a bound is missing or both are
+    equal (then there is only one action).
     """
     scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
     low, high = np.where(scaled, low, -1), np.where(scaled, high, 1)
@@ -208,14 +210,14 @@ def _action_dtype(space: spaces.Space) -> Any:
 
 
 def pick(batch: Any, path: tuple[str, ...]) -> Any:
-    """Returns the part of a nested batch that lies at a leaf's path."""
+    """Returns the part of a nested batch at a leaf's path."""
     for key in path:
         batch = batch[key] if isinstance(batch, Mapping) else batch[int(key)]
     return batch
 
 
 def nest(space: spaces.Space, arrays: Sequence[Any]) -> Any:
-    """Puts one array per leaf back into the structure of `space`."""
+    """Packs one array per leaf into the structure of `space`."""
     return _nest(space, iter(arrays))
 
 
@@ -230,11 +232,11 @@ def _nest(space: spaces.Space, arrays: Iterator[Any]) -> Any:
 def batch_leaves(space_leaves: Leaves, batch: Structure, argument: str) -> list[np.ndarray]:
     """Converts a batch to one array `[B, *leaf.shape]` of the leaf's dtype per leaf.
 
-    Lists of rows and other dtypes are accepted; arrays that fit are passed on without a copy.
+    Lists of rows and other dtypes are accepted; arrays that fit are returned without a copy.
 
     Raises:
-        ObservationError: if a leaf is missing, has no real numbers (text and objects are not taken
-            for such), or its shape is not `[B, *leaf.shape]`.
+        ObservationError: if a leaf is missing, does not hold real numbers (strings and objects are
+            not converted), or its shape is not `[B, *leaf.shape]`.
     """
     if len(space_leaves) == 1 and not space_leaves[0].path:
         return [_leaf_array(space_leaves[0], batch, argument)]
@@ -246,7 +248,7 @@ def batch_leaves(space_leaves: Leaves, batch: Structure, argument: str) -> list[
             part = pick(batch, leaf.path)
         except (KeyError, IndexError, TypeError, ValueError):
             raise ObservationError(
-                f"{argument} has no part {'/'.join(leaf.path)!r}; the space is nested, so give a "
+                f"{argument} has no part {'/'.join(leaf.path)!r}; the space is nested, so pass a "
                 f"dict or tuple of [B, ...] arrays of the same structure, not "
                 f"{type(batch).__name__}.{_pettingzoo_hint(leaf, batch)}"
             ) from None
@@ -258,7 +260,7 @@ def batch_leaves(space_leaves: Leaves, batch: Structure, argument: str) -> list[
 
 
 def flat_rows(space_leaves: Leaves, batch: Structure) -> np.ndarray | None:
-    """Returns a batch as `[B, F]` if it is rows of all leaves' numbers in a line; else None."""
+    """Returns a batch as `[B, F]` if it consists of flat rows of all leaves; else None."""
     try:
         rows = np.asarray(batch)
     except (TypeError, ValueError):
@@ -268,9 +270,9 @@ def flat_rows(space_leaves: Leaves, batch: Structure) -> np.ndarray | None:
 
 
 def _require_parts(space_leaves: Leaves, batch: Structure, argument: str) -> None:
-    """Raises an `ObservationError` for rows of numbers where a part for each leaf is due.
+    """Raises an `ObservationError` for flat rows in place of a part for each leaf.
 
-    As many rows as there are parts are taken for parts if their numbers are of the leaves' kinds.
+    If there are as many rows as parts, they are used as parts if their dtype fits the leaves.
     """
     rows = flat_rows(space_leaves, batch)
     if rows is None:
@@ -280,7 +282,7 @@ def _require_parts(space_leaves: Leaves, batch: Structure, argument: str) -> Non
     if len(rows) != parts or not fit:
         raise ObservationError(
             f"{argument} must be a dict or tuple of [B, ...] arrays, nested as the space is; got "
-            f"flat rows {list(rows.shape)} of {rows.dtype}. Give it as the environment does."
+            f"flat rows {list(rows.shape)} of {rows.dtype}. Pass it as the environment returns it."
         )
 
 
@@ -290,7 +292,7 @@ def _pettingzoo_hint(leaf: Leaf, batch: Structure) -> str:
         return ""
     return (
         " PettingZoo's {'observation', 'action_mask'} is {'observations', 'action_mask'} here: "
-        "give {'observations': obs['observation'], 'action_mask': obs['action_mask']}."
+        "pass {'observations': obs['observation'], 'action_mask': obs['action_mask']}."
     )
 
 
@@ -308,7 +310,7 @@ def _leaf_array(leaf: Leaf, batch: Structure, argument: str) -> np.ndarray:
         raise ObservationError(f"{argument} must be integers, but has NaN or infinity.")
     if not fits:
         raise ObservationError(_mismatch(leaf, batch, argument, array.shape))
-    with np.errstate(invalid="ignore"):  # what does not fit is refused by name
+    with np.errstate(invalid="ignore"):  # `_require_equal` reports numbers that do not fit
         converted = array.astype(leaf.dtype, copy=False)
     if leaf.dtype.kind != "f" and not np.can_cast(array.dtype, leaf.dtype):
         _require_equal(leaf, converted, array, argument)
@@ -316,7 +318,7 @@ def _leaf_array(leaf: Leaf, batch: Structure, argument: str) -> np.ndarray:
 
 
 def _require_equal(leaf: Leaf, converted: np.ndarray, given: np.ndarray, argument: str) -> None:
-    """Raises an `ObservationError` if numbers have changed on their way to the leaf's dtype."""
+    """Raises an `ObservationError` if the conversion to the leaf's dtype changed numbers."""
     changed = converted != given
     if changed.any():
         where = tuple(int(i[0]) for i in np.nonzero(changed))
@@ -324,16 +326,16 @@ def _require_equal(leaf: Leaf, converted: np.ndarray, given: np.ndarray, argumen
         hint = ", and do not divide images by 255: the policy does" if scaled else ""
         raise ObservationError(
             f"{argument} must have numbers of {leaf.dtype}, as its space does, but "
-            f"{argument}[{', '.join(map(str, where))}] is {given[where]}. Give it as the "
-            f"environment does{hint}."
+            f"{argument}[{', '.join(map(str, where))}] is {given[where]}. Pass it as the "
+            f"environment returns it{hint}."
         )
 
 
 def numbers(given: ArrayLike, argument: str) -> np.ndarray:
-    """Returns what was given as float32.
+    """Converts a value to float32.
 
     Raises:
-        ObservationError: if it is text, objects or complex numbers.
+        ObservationError: if it holds strings, objects or complex numbers.
     """
     array = np.asarray(given)
     _require_numbers(array, argument)
@@ -345,7 +347,7 @@ def _require_numbers(array: np.ndarray, argument: str) -> None:
         shown = next(iter(array.flat), None)
         raise ObservationError(
             f"{argument} must be an array of real numbers, but has the dtype {array.dtype}, such "
-            f"as {shown!r:.80}. Convert it yourself: nothing is guessed here."
+            f"as {shown!r:.80}. Convert it to numbers first."
         )
 
 
@@ -387,7 +389,7 @@ def space_key(space: spaces.Space) -> tuple:
 
 
 def port_names(space_leaves: Leaves, prefix: str) -> list[str]:
-    """Returns one name per leaf for a model's inputs: each only once, of letters, digits and `_`.
+    """Returns one unique name per leaf for a model's inputs, of letters, digits and `_`.
 
     >>> box = spaces.Box(0, 1)
     >>> port_names(leaves(spaces.Dict({"a_b": box, "a": spaces.Dict(b=box), "c/d": box})), "obs")

@@ -1,4 +1,4 @@
-"""Models that end in tanh, whose outputs a policy squashes by tanh once more."""
+"""Detects models that end in tanh, whose outputs a policy would squash by tanh once more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import keras
 from tfpolicies.models.warn_once import warn_once
 
 _SHAPING = ("Rescaling", "Multiply", "Reshape", "Identity", "Flatten", "Lambda", "Concatenate")
-"""Operations of Keras that may follow an activation, to which their first input leads."""
+"""Keras operations that may follow an activation, traced back through their first input."""
 
 
 def ends_in_tanh(model: keras.Model) -> bool:
@@ -35,10 +35,10 @@ def ends_in_tanh(model: keras.Model) -> bool:
 
 
 def warn_of_tanh(name: str) -> None:
-    """Says once per name of a model that its actions cannot reach the bounds."""
+    """Warns once per name of a model that its actions cannot reach the bounds."""
     warn_once(
-        "The model %r ends in tanh, but its outputs are squashed to the bounds of the actions by "
-        "tanh here, so actions reach 76 %% of the bounds at most. Leave that activation and the "
-        "scaling behind it out: Dense(n).",
+        "The model %r ends in tanh, but the policy squashes its outputs to the bounds of the "
+        "actions by tanh as well, so actions reach 76 %% of the bounds at most. Remove that "
+        "activation and the scaling after it: Dense(n).",
         name,
     )

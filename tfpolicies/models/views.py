@@ -1,8 +1,8 @@
-"""Which views a model reads while it acts.
+"""The views that a model reads while it acts.
 
-A model says it by the names of its inputs (`prev_actions`, `prev_rewards`; `prev_n_obs`,
-`prev_n_actions`, `prev_n_rewards` for as many steps as their first axis has), or in a dict of view
-requirements by name, its attribute `view_requirements`.
+A model declares them by the names of its inputs (`prev_actions`, `prev_rewards`; `prev_n_obs`,
+`prev_n_actions`, `prev_n_rewards` for the number of steps of their first axis), or by its
+attribute `view_requirements`, a dict of view requirements by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COLLECTED = (
     *("action_dist_inputs", "advantages", "value_targets"),
 )
 _Source: TypeAlias = tuple[str, tuple[int, ...], bool]
-"""A collected column, the shifts of it that are read, and whether they are a window."""
+"""A collected column, the shifts that are read, and whether they form a window."""
 _LAST_N = dict(zip(PREV_N, (OBS, ACTIONS, REWARDS), strict=True))
 
 
@@ -33,7 +33,7 @@ def views_of(
     """Returns the views that a model reads while it acts: the previous action and reward first.
 
     Raises:
-        ModelError: if one cannot be had; it is named.
+        ModelError: if a view is not available; the message names it.
     """
     of_source = {OBS: model_space(observation_space), ACTIONS: action_space, REWARDS: NUMBER}
     required, inputs = acting_requirements(model), named_inputs(model) or {}
@@ -53,7 +53,7 @@ def views_of(
 
 
 def _order(item: tuple[str, Any]) -> int:
-    """Says that the previous action comes first, then the previous reward."""
+    """Sorts the previous action first, then the previous reward."""
     return [*PREVIOUS].index(item[0]) if item[0] in PREVIOUS else len(PREVIOUS)
 
 
@@ -62,25 +62,24 @@ def _is_named(view: str, names: Sequence[str]) -> bool:
 
 
 def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int:
-    """Returns how many steps the input of a functional model takes."""
     shape = next(shape for key, shape in inputs.items() if _is_named(name, [key]))
     memory = any(key.startswith("state_in_") for key in inputs)
     steps = shape[1 + memory] if len(shape) > 1 + memory else None
     if not isinstance(steps, int):
         raise ModelError(
-            f"The input {name!r} of the model {model.name!r} must say how many steps it takes, but "
-            f"has the shape {tuple(shape[1:])}. Write keras.Input((4, ...), name={name!r}) for "
+            f"The input {name!r} of the model {model.name!r} must have a known number of steps, "
+            f"but has the shape {tuple(shape[1:])}. Write keras.Input((4, ...), name={name!r}) for "
             "four."
         )
     return steps
 
 
 class ViewsRead(dict[str, Any]):
-    """View requirements that tell what a model reads, and are not what it asked for."""
+    """View requirements derived from the views that a model reads, not declared by it."""
 
 
 def declared(model: keras.Model) -> Mapping[str, Any]:
-    """Returns the view requirements that a model has as an attribute, by name."""
+    """Returns the view requirements that a model declares as an attribute, by name."""
     found: Mapping[str, Any] = getattr(model, "view_requirements", None) or {}
     return {} if isinstance(found, ViewsRead) else found
 
@@ -98,13 +97,14 @@ def _requested(model: keras.Model, name: str, requirement: Any) -> _Source:
     """Returns source, shifts and form of a view that a model requires for acting.
 
     Raises:
-        ModelError: if it cannot be had.
+        ModelError: if it is not available.
     """
     requirement.require_causal(name)
     if name in _COLLECTED or not name.isidentifier():
         raise ModelError(
             f"The model {model.name!r} requires a view {name!r}, but a collected column has that "
-            "name, or it is none for an input. Give the view a name of letters, digits and '_'."
+            "name, or an input cannot have it. Give the view another name of letters, digits "
+            "and '_'."
         )
     source = requirement.data_col or name
     shifts = tuple(requirement.shift_arr.tolist())
@@ -112,20 +112,20 @@ def _requested(model: keras.Model, name: str, requirement: Any) -> _Source:
     known = (OBS, ACTIONS, REWARDS)
     if source not in known:
         raise ModelError(
-            f"{here} has the data_col {source!r}, but acting sees {', '.join(known)} only. Keep "
-            "what the model itself makes in a memory; with used_for_compute_actions=False the loss "
-            "sees any column."
+            f"{here} has the data_col {source!r}, but only {', '.join(known)} are available while "
+            "acting. Store outputs of the model in a memory; with used_for_compute_actions=False "
+            "the loss can read any column."
         )
     last = 0 if source == OBS else -1
     if max(shifts) > last:
         raise ModelError(
-            f"{here} has the shift {requirement.shift!r}, but {source!r} is known up to {last} "
-            "when the model acts. Shift it back, or set used_for_compute_actions=False."
+            f"{here} has the shift {requirement.shift!r}, but {source!r} is known up to the shift "
+            f"{last} when the model acts. Reduce the shift, or set used_for_compute_actions=False."
         )
     if requirement.index is not None or requirement.batch_repeat_value != 1:
         raise ModelError(
-            f"{here} must be without index and batch_repeat_value, but got {requirement!r}: acting "
-            "sees every row from where it is. Use a shift."
+            f"{here} must have neither index nor batch_repeat_value, but got {requirement!r}: "
+            "while acting, views are relative to the current step. Use a shift."
         )
     if name in PREVIOUS and (source, shifts) != (PREVIOUS[name], (-1,)):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Warnings that are given once for the same values."""
+"""Warnings that are logged once for the same values."""
 
 from __future__ import annotations
 

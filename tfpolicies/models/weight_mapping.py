@@ -1,7 +1,7 @@
-"""Which array of a Keras file belongs into which variable of a model.
+"""Assigns the arrays of a Keras file to the variables of a model.
 
-Names that people gave are believed first, then the places that Keras saves layers under, then the
-order of layers. Whatever is not unambiguous is an error: a policy with a wrong layer still acts.
+User-given names have priority, then the paths under which Keras saves layers, then the
+order of layers. Every ambiguity is an error: a policy with a wrong layer still acts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of, witho
 from tfpolicies.models.actor_critic import variables_of_actor
 from tfpolicies.models.layer_tree import Owner, owners_of
 
-_NEAR = 3  # layers of either side that an error lists before and after the one it is about
+_NEAR = 3  # number of layers before and after the wrong one in the list of an error
 
 
 class MappedWeight(NamedTuple):
@@ -38,13 +38,13 @@ class MappingReport(tuple[MappedWeight, ...]):
     """All weights that were mapped; `str()` is a table.
 
     Attributes:
-        kept: the names of the model's layers that the file has nothing for; they stay as they are.
+        kept: the names of the model's layers without weights in the file; they are unchanged.
     """
 
     kept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Returns one line per weight, and one about the layers that stay as they are."""
+        """Returns one line per weight, and one about the unchanged layers."""
         rows = [("file", "policy", "by", "shape")]
         for entry in self:
             where = f"{entry.layer}/{entry.weight}".lstrip("/")
@@ -54,16 +54,16 @@ class MappingReport(tuple[MappedWeight, ...]):
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        kept = [f"not in the file, and left as they are: {', '.join(self.kept)}"]
+        kept = [f"not in the file, and unchanged: {', '.join(self.kept)}"]
         return "\n".join(lines + kept * bool(self.kept))
 
 
 class WeightMapping(NamedTuple):
-    """What `match_weights` found.
+    """The result of `match_weights`.
 
     Attributes:
         arrays: key of a variable -> its new value, of the variable's shape and dtype.
-        report: where each of them came from.
+        report: the source of each array.
     """
 
     arrays: dict[str, np.ndarray]
@@ -86,31 +86,31 @@ def match_weights(
 ) -> WeightMapping:
     """Finds the variable of `model` for each weight of a file. Changes nothing.
 
-    1. Layers of the same given name belong together, wherever in the model they are.
-    2. A Keras 3 file is laid out like the model it was saved from: layers that lie at the same
-       places of `model`, or of one part of one of the two, belong together.
-    3. Names that Keras made up (`dense_3`) depend on what else a process has built; they count
-       only if those that are left in file and model are all the same, shapes included.
-    4. A file with as many layers as the actor has fills the actor; what only the value needs stays
-       as it is.
-    5. What is left is paired in the order of the model, shapes being equal. Where a file does not
-       tell the order (Keras 3 weights, between layers of different classes), only layers of one
-       class are paired so, or of shapes that no other class has.
+    1. Layers of the same user-given name belong together, wherever in the model they are.
+    2. A Keras 3 file is laid out like the model it was saved from: layers at the same places of
+       `model`, or of one part of one of the two, belong together.
+    3. Names that Keras generated (`dense_3`) depend on what else a process has built; they count
+       only if the names of all remaining layers in file and model are equal, shapes included.
+    4. A file with as many layers as the actor has fills the actor; variables that only the value
+       needs stay unchanged.
+    5. The remaining layers are paired in the order of the model, shapes being equal. If a file
+       does not determine the order (Keras 3 weights, between layers of different classes), only
+       layers of one class are paired so, or of shapes that no other class has.
 
-    Layers of the file that normalise inputs (Keras's `Normalization`) are passed over, unless the
-    model has such layers. Inside a layer weights go by name where both sides have the same names,
-    else by order. A variable that layers share may come once, or from each of them. Seeds of
-    random generators stay as they are. float16, float64 and integers are cast to the dtype of the
+    Layers of the file that normalise inputs (Keras's `Normalization`) are ignored, unless the
+    model has such layers. Inside a layer weights are paired by name if both sides have the same
+    names, else by order. A variable that layers share may be stored once, or by each of them. Seeds
+    of random generators stay unchanged. float16, float64 and integers are cast to the dtype of the
     variable.
 
     Args:
-        source: What `read_keras_weights` returned.
+        source: The result of `read_keras_weights`.
         model: The built model.
         keys: A key for each of `model.variables`, in that order.
         file: The file's name, for messages.
         allow_missing: Accept a file that has no weights for some layers of the model (a plain
-            classifier for a policy that has a critic, too); they are left out of the result. Every
-            layer of the file must still have its place, by a name that somebody gave, by its
+            classifier for a policy that also has a critic); they are left out of the result. Every
+            layer of the file must still have its place, by a user-given name, by its
             place, or in the only order that fits.
 
     Raises:
@@ -141,8 +141,8 @@ def match_weights(
             elif not np.array_equal(arrays[key], cast):
                 raise ModelImportError(
                     f"`import_file`: {str(file)!r} has two values for one variable: its weight "
-                    f"{f'{layer.name}/{name}'!r} differs from that of another layer, with which it "
-                    "is shared in the model. Save the model again. Nothing was imported."
+                    f"{f'{layer.name}/{name}'!r} differs from that of another layer, although the "
+                    "layers share it in the model. Save the model again. Nothing was imported."
                 )
     order = {key: number for number, key in enumerate(keys)}
     report.sort(key=lambda entry: order[entry.variable])
@@ -154,7 +154,7 @@ def match_weights(
 def _without_normalization(
     layers: Sequence[LayerWeights], owners: Sequence[Owner]
 ) -> list[LayerWeights]:
-    """Returns the layers of a file that belong into a model with these owners."""
+    """Returns the layers of a file without `Normalization`, unless the model has such layers."""
     if any(set(owner.roles) == _OF_NORMALIZATION for owner in owners):
         return list(layers)
     return [layer for layer in layers if layer.class_name != "normalization"]
@@ -167,10 +167,10 @@ _CODES = ("int8", "uint8")
 
 
 def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
-    """Checks that weights are numbers by themselves, not codes that scales beside them decode.
+    """Checks that weights are plain numbers, not codes that separate scales decode.
 
     Args:
-        source: What `read_keras_weights` returned.
+        source: The result of `read_keras_weights`.
         file: The file's name, for the message.
 
     Raises:
@@ -182,13 +182,13 @@ def require_unquantized(source: KerasWeights, file: str | PurePath) -> None:
         if dtype is not None:
             raise ModelImportError(
                 f"`import_file`: {str(file)!r} holds a quantized model: its layer "
-                f"{_called(layer.name)} has {dtype} weights, and a policy takes floats. Save the "
-                "model before `model.quantize(...)`. Nothing was imported."
+                f"{_called(layer.name)} has {dtype} weights, but a policy has float weights. Save "
+                "the model before `model.quantize(...)`. Nothing was imported."
             )
 
 
 def _split_wrappers(layers: Sequence[LayerWeights], owners: Sequence[Owner]) -> list[LayerWeights]:
-    """Parts the weights of wrappers from those of the layers inside, which Keras 2 files together.
+    """Separates the weights of wrappers and of the layers inside, which Keras 2 stores together.
 
     That concerns wrappers that share a variable with the layer inside: `SpectralNormalization`.
     """
@@ -211,7 +211,7 @@ def _split_wrappers(layers: Sequence[LayerWeights], owners: Sequence[Owner]) -> 
 
 
 def _targets(count: int, owners: list[Owner], model: keras.Model) -> list[Owner]:
-    """Returns the layers of a model that a file with so many layers is for: all, or the actor's."""
+    """Returns all layers of the model, or the actor's if the file has only that many."""
     variables = variables_of_actor(model)
     if variables is None or count == len(owners):
         return owners
@@ -221,7 +221,7 @@ def _targets(count: int, owners: list[Owner], model: keras.Model) -> list[Owner]
 
 
 class _Matcher:
-    """One run of the four rules; each takes away what it has paired."""
+    """One application of the rules; each removes the layers that it has paired."""
 
     def __init__(
         self, source: KerasWeights, targets: list[Owner], file: str, allow_missing: bool
@@ -261,7 +261,7 @@ class _Matcher:
             self._take(named)
 
     def _same_names(self) -> list[_Pair]:
-        """Returns layers of the same name: all of it, or else its end, if that fits only one."""
+        """Returns layers of equal names, or else of equal name endings that match only one."""
         found: list[_Pair] = []
         for same in (operator.eq, _is_end_of_either):
             sources = _without(self._sources, [pair.source for pair in found])
@@ -272,7 +272,7 @@ class _Matcher:
             found += [_Pair(s, t, "name") for s, t in hits if layers[id(s)] == owners[id(t)] == 1]
         return found
 
-    # By the place Keras saves a layer under
+    # By the path under which Keras saves a layer
 
     def _by_place(self) -> None:
         anchor = next((layer.path for layer in self._all_sources if layer.path), None)
@@ -293,8 +293,8 @@ class _Matcher:
         """Returns a new pair for each source if all of them have a place, else None.
 
         Args:
-            prefix: where in the model those of the file lie.
-            inner: where in the file those of the model lie; one of the two is empty.
+            prefix: the place in the model of the file's layers.
+            inner: the place in the file of the model's layers; one of the two is empty.
         """
         places: dict[str, list[Owner]] = {}
         for owner in self._all_targets:
@@ -315,7 +315,7 @@ class _Matcher:
         return pairs if len({id(pair.target) for pair in pairs}) == len(pairs) else None
 
     def _fits(self, layer: LayerWeights, owner: Owner) -> bool:
-        """Says whether the shapes fit and no pair made before is torn apart."""
+        """Returns whether the shapes fit and no earlier pair is broken."""
         for pair in self._pairs:
             if pair.source is layer or pair.target is owner:
                 return pair.source is layer and pair.target is owner
@@ -342,7 +342,7 @@ class _Matcher:
     def _ordered_groups(self) -> Iterator[tuple[list[LayerWeights], list[Owner]]]:
         """Yields layers of the file whose order is known, and those of the model they may fit."""
         all_sources, all_targets = self._sources, self._targets
-        if self._allow_missing:  # pairs made before tell where in the model a file belongs
+        if self._allow_missing:  # earlier pairs determine the place of the file in the model
             all_sources, all_targets = self._all_sources, self._all_targets
         if len({layer.sequence for layer in all_sources}) <= 1:
             yield all_sources, all_targets
@@ -364,7 +364,7 @@ class _Matcher:
             yield layers, [t for t in all_targets if group(t.shapes, t.path) == key]
 
     def _only_embedding(self, sources: list[LayerWeights], targets: list[Owner]) -> list[_Pair]:
-        """Pairs layers with some of the model's, in order, if that can be done in one way only."""
+        """Pairs layers with some of the model's, in order, if only one such pairing exists."""
         first = self._embedding(sources, targets)
         last = self._embedding(sources[::-1], targets[::-1])[::-1]
         for layer, one, other in zip(sources, first, last, strict=True):
@@ -387,7 +387,7 @@ class _Matcher:
         why = "has the same name" if _is_same(layer, owner) else "is the next in order"
         return self._error(
             f"its layer {_called(layer.name)} has weights of shapes {_list(layer.shapes)}, but the "
-            f"model's layer {_called(owner.name)}, which {why}, takes "
+            f"model's layer {_called(owner.name)}, which {why}, has weights of shapes "
             f"{_list(owner.shapes)}",
             layer,
             owner,
@@ -397,22 +397,23 @@ class _Matcher:
         hint = near_matches(layer.name, [owner.name for owner in self._all_targets])
         return self._error(
             f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits no "
-            f"layer of the model that is left (left: {_layers(self._targets[: 2 * _NEAR])}).{hint}",
+            "layer of the model without weights (remaining: "
+            f"{_layers(self._targets[: 2 * _NEAR])}).{hint}",
             layer,
         )
 
     def _no_weights(self, owner: Owner) -> ModelImportError:
         return self._error(
             f"it has no weights of shapes {_list(owner.shapes)} for the model's layer "
-            f"{_called(owner.name)} (`allow_missing=True` would leave such layers as they are)",
+            f"{_called(owner.name)} (`allow_missing=True` leaves such layers unchanged)",
             owner=owner,
         )
 
     def _ambiguous(self, layer: LayerWeights) -> ModelImportError:
         return self._error(
             f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits "
-            "more than one layer of the model, and neither names nor order tell which. Give the "
-            "layers names of your own, or save a .keras file",
+            "more than one layer of the model, and neither names nor order determine which. Name "
+            "the layers, or save a .keras file",
             layer,
         )
 
@@ -427,13 +428,13 @@ class _Matcher:
         )
 
 
-_NEW_ROLES = {"depthwise_kernel": "kernel"}  # what Keras 3 calls weights of Keras 2
+_NEW_ROLES = {"depthwise_kernel": "kernel"}  # Keras 3 names of weights by Keras 2 name
 
 
 def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | None:
-    """Returns which weight of `layer` goes to which variable; None if they do not fit.
+    """Returns pairs of weight and variable indices; None if they do not fit.
 
-    The owner's variables are all there, or those are missing that a layer inside it owns, too.
+    All of the owner's variables must be there, or all except those that a layer inside also owns.
     """
     variables = list(zip(owner.roles, owner.shapes, owner.positions, strict=True))
     if len(layer.weights) < len(variables):
@@ -445,7 +446,7 @@ def _alignment(layer: LayerWeights, owner: Owner) -> list[tuple[int, int]] | Non
     order = list(range(len(names)))
     if set(names) == set(roles) and len(set(names)) == len(names):
         order = [names.index(role) for role in roles]
-    elif set(names) & set(roles):  # gamma here, beta there
+    elif set(names) & set(roles):  # for example gamma in one, beta in the other
         return None
     fits = [layer.shapes[i] for i in order] == [shape for _, shape, _ in variables]
     return [(i, x[2]) for i, x in zip(order, variables, strict=True)] if fits else None
@@ -468,7 +469,7 @@ def _cast(array: np.ndarray, variable: keras.Variable, what: str, file: str) -> 
 
 
 def _is_given(pair: _Pair) -> bool:
-    """Says whether somebody chose the parts of the name that are the same on both sides."""
+    """Returns whether a user chose the parts of the name that are equal on both sides."""
     parts = min(len(pair.source.name.split("/")), len(pair.target.made_up))
     return not any(pair.target.made_up[len(pair.target.made_up) - parts :])
 

@@ -1,8 +1,8 @@
-"""How much a Keras model of a file would compute, before anything of it is computed.
+"""Measures the work of a Keras model from a file before anything of it is computed.
 
 The work is that of one call with two rows, which is how a policy tries a model, and of the
-regularizers of one update. It is found from shapes alone: each layer is asked for the shape that it
-gives, and its cost follows from shapes and settings. An inner model is measured once for each shape
+regularizers of one update. It follows from shapes only: the output shape of each layer is inferred,
+and its cost follows from shapes and settings. An inner model is measured once for each shape
 of its inputs, however often it is called.
 """
 
@@ -24,21 +24,21 @@ from tfpolicies.type_aliases import TensorStructure
 
 Shape = tuple[int, ...]
 
-ROWS = 2  # sequences or observations that a policy tries a model with
-# In multiplications of matrices, which are the fastest:
-_ELEMENT = 32  # what is done with one number of a layer
+ROWS = 2  # sequences or observations in a trial call
+# Costs in multiplications of a matrix product, which are the fastest:
+_ELEMENT = 32  # an elementwise operation of a layer
 _SLOW = 128  # one product in pooling and depthwise convolutions
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a model does in one call with two rows.
+    """The work of a model in one call with two rows.
 
     Attributes:
-        calls: of layers, those of inner models included; of a layer that goes over steps of time,
-            as many as there are steps.
-        operations: multiplications with additions, other steps of computing weighed against them.
-        numbers: that layers give, or hold meanwhile, such as attention scores.
+        calls: of layers, including those of inner models; a layer that iterates over time steps
+            counts once per step.
+        operations: multiplications with additions, or other operations weighed in these.
+        numbers: elements of outputs and of intermediate results, such as attention scores.
     """
 
     calls: int = 0
@@ -46,21 +46,21 @@ class Work:
     numbers: int = 0
 
     def __add__(self, other: Work) -> Work:
-        """Returns the work of both."""
+        """Returns the sum of two amounts of work."""
         return Work(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def __mul__(self, times: int) -> Work:
-        """Returns the work of doing it so many times."""
+        """Returns the work of `times` repetitions."""
         return Work(*(times * amount for amount in dataclasses.astuple(self)))
 
 
 LIMITS = Work(calls=256, operations=1 << 34, numbers=96 << 20)
-"""What a file may ask for. `docs/decisions/003` says why honest models ask for less."""
+"""The work that a file may ask for. `docs/decisions/003` says why honest models need less."""
 
 _WORDS = {
     "calls": "calls of layers, or steps of them",
     "operations": "operations",
-    "numbers": "numbers that layers give or hold",
+    "numbers": "numbers in outputs and intermediate results",
 }
 
 _factor: ContextVar[float] = ContextVar("model_work_limit", default=1.0)
@@ -68,10 +68,10 @@ _factor: ContextVar[float] = ContextVar("model_work_limit", default=1.0)
 
 @contextlib.contextmanager
 def limit_work(model_work_limit: float) -> Iterator[None]:
-    """While it is entered, models of files may take so many times the work of `LIMITS`.
+    """Sets the limit of work for models from files in this context.
 
     Args:
-        model_work_limit: the factor; `math.inf` for no limit.
+        model_work_limit: the factor of `LIMITS`; `math.inf` for no limit.
 
     Raises:
         ConfigError: if it is not a positive number.
@@ -79,8 +79,8 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
     is_number = isinstance(model_work_limit, int | float) and model_work_limit > 0
     if not is_number or isinstance(model_work_limit, bool):
         raise ConfigError(
-            "model_work_limit must be a number above 0, how many times the usual work a stored "
-            f"model may take (math.inf for no limit), got {model_work_limit!r:.200}."
+            "model_work_limit must be a number above 0, the factor of the usual work limit for "
+            f"stored models (math.inf for no limit), got {model_work_limit!r:.200}."
         )
     token = _factor.set(model_work_limit)
     try:
@@ -90,7 +90,7 @@ def limit_work(model_work_limit: float) -> Iterator[None]:
 
 
 def get_work_limit() -> float:
-    """Returns how many times the work of `LIMITS` models of files may take at present."""
+    """Returns the current factor of `LIMITS` for models from files."""
     return _factor.get()
 
 
@@ -98,11 +98,11 @@ def require_limits(work: Work, what: str) -> None:
     """Checks work against the limits.
 
     Args:
-        work: of the whole model.
+        work: the work of the whole model.
         what: the model's name in messages.
 
     Raises:
-        CheckpointError: if it is more; it names `model_work_limit`, and what to give for it.
+        CheckpointError: if it is more; the message names `model_work_limit` and a sufficient value.
     """
     factor = _factor.get()
     shares = {name: getattr(work, name) / getattr(LIMITS, name) for name in _WORDS}
@@ -111,22 +111,22 @@ def require_limits(work: Work, what: str) -> None:
         return
     raise CheckpointError(
         f"{what} takes {getattr(work, name):,} {_WORDS[name]}, but a file may ask for "
-        f"{int(factor * getattr(LIMITS, name)):,} at most. If you trust it, give "
+        f"{int(factor * getattr(LIMITS, name)):,} at most. If you trust it, pass "
         f"model_work_limit={math.ceil(shares[name])} to the call that loads it "
-        "(--model-work-limit on the command line), and so much work is done."
+        "(--model-work-limit on the command line)."
     )
 
 
 def require_work(parts: Iterable[tuple[Any, Any]], what: str) -> None:
-    """Checks what models would compute, without computing it.
+    """Checks the work of models without computing anything.
 
     Args:
-        parts: the models that are called, each with the structure of tensors or arrays that it
-            takes; or with None, if it takes inputs of the shapes it declares.
+        parts: the models that are called, each with the structure of tensors or arrays of its
+            inputs; or with None for inputs of the shapes that it declares.
         what: a name for them all in messages.
 
     Raises:
-        CheckpointError: if it is more than `LIMITS` allow, times what `limit_work` says.
+        CheckpointError: if it is more than `LIMITS` allow, times the factor of `limit_work`.
     """
     if math.isinf(_factor.get()):
         return
@@ -149,7 +149,7 @@ def _to_symbolic(tensor: tf.Tensor) -> keras.KerasTensor:
 
 
 def _get_declared_inputs(model: keras.Model) -> list[keras.KerasTensor] | None:
-    """Returns two rows of what a model declares as inputs; None if a size is left open."""
+    """Returns two rows of a model's declared inputs; None if a size is not declared."""
     try:
         tensors = list(model.inputs)
     except (AttributeError, ValueError, TypeError):
@@ -162,7 +162,6 @@ def _get_declared_inputs(model: keras.Model) -> list[keras.KerasTensor] | None:
 
 
 def _count(shape: Iterable[Any]) -> int:
-    """Returns how many numbers there are in a shape."""
     return math.prod(1 if size is None else int(size) for size in shape)
 
 
@@ -181,12 +180,12 @@ class _Meter:
     """Measures calls of layers and models on symbolic tensors."""
 
     def __init__(self) -> None:
-        self._measured: dict[tuple[Any, ...], tuple[Any, Work, Any]] = {}  # the model lives on, too
+        self._measured: dict[tuple[Any, ...], tuple[Any, Work, Any]] = {}  # also keeps the model
 
     def measure(
         self, operation: keras.Operation, *args: TensorStructure, **kwargs: TensorStructure
     ) -> tuple[Work, Any]:
-        """Returns the work of one call, and the symbolic tensors that it gives."""
+        """Returns the work of one call, and its symbolic output tensors."""
         tensors = _get_tensors((args, kwargs))
         key = (id(operation), *((tuple(x.shape), str(x.dtype)) for x in tensors))
         is_model = isinstance(operation, keras.Function | keras.Sequential)
@@ -262,7 +261,7 @@ class _Meter:
 
 
 def _unpack(structure: TensorStructure) -> Any:
-    """Returns the only part of a list, or else the structure."""
+    """Returns the only element of a list, or else the structure."""
     if isinstance(structure, list | tuple) and len(structure) == 1:
         return structure[0]
     return structure
@@ -295,7 +294,7 @@ def _count_weights(layer: keras.layers.Layer) -> int:
     return sum(_count(weight.shape) for weight in getattr(layer, "weights", []))
 
 
-# How many times a number takes an element's time, and how many numbers are held meanwhile.
+# Cost per number in units of `_ELEMENT`, and intermediate results per number.
 _ACTIVATIONS = {
     "sparsemax": (60, 5),  # it sorts
     **dict.fromkeys(("sparse_plus", "sparse_sigmoid"), (30, 3)),
@@ -305,7 +304,7 @@ _ACTIVATIONS = {
 
 
 def _activate(layer: keras.layers.Layer, numbers: int) -> Work:
-    """Measures what a layer's activation takes beyond the time of a simple one."""
+    """Measures the work of a layer's activation in addition to that of a simple one."""
     name = getattr(getattr(layer, "activation", None), "__name__", "")
     elements, held = _ACTIVATIONS.get(name, (0, 0))
     return Work(operations=_ELEMENT * elements * numbers, numbers=held * numbers)
@@ -316,14 +315,13 @@ def _measure_dense(call: _Call) -> Work:
 
 
 def _get_channels(layer: keras.layers.Layer, shape: Shape) -> tuple[int, Shape]:
-    """Returns the channels and the sizes in space of a batch of images or sequences."""
     if layer.data_format == "channels_first":
         return shape[1], shape[2:]
     return shape[-1], shape[1:-1]
 
 
 def _count_padded(call: _Call) -> int:
-    """Returns how many numbers an input has when it is padded for a dilated kernel; else 0."""
+    """Returns the size of an input padded for a dilated kernel; 0 without dilation."""
     layer, shape = call.layer, call.inputs[0]
     if max(layer.dilation_rate) == 1:
         return 0
@@ -362,7 +360,7 @@ def _measure_pooling(call: _Call) -> Work:
 
 
 def _measure_dot_attention(call: _Call) -> Work:
-    """Scores of each query and key; added up or concatenated, each has as many as a query."""
+    """Measures scores of queries and keys; added or concatenated ones have a query's width."""
     query, value = call.inputs[0], call.inputs[1]
     key = call.inputs[2] if len(call.inputs) > 2 else value
     scores = _count(query[:-1]) * int(key[-2])
@@ -402,7 +400,6 @@ def _measure_recurrent(call: _Call) -> Work:
 
 
 def _get_state_shapes(layer: keras.layers.Layer, shape: Shape) -> list[Shape]:
-    """Returns the shapes of a recurrent layer's states, after two rows."""
     if isinstance(layer, _CONVOLUTIONAL_RNNS):
         state = layer.cell.compute_output_shape((shape[0], *shape[2:]))
         return [tuple(state[0] if isinstance(state[0], tuple | list) else state)] * 2
@@ -421,7 +418,7 @@ def _measure_categories(call: _Call) -> Work:
 
 
 def _measure_noise(call: _Call) -> Work:
-    """Noise of a shape of its own is multiplied with the input, each along the other."""
+    """Measures noise whose `noise_shape` may broadcast against the input."""
     sizes = getattr(call.layer, "noise_shape", None) or ()
     numbers = math.prod(
         max(int(own or 1), int(size)) for own, size in zip(sizes, call.inputs[0], strict=False)
@@ -442,7 +439,7 @@ def _measure_dot(call: _Call) -> Work:
 
 def _measure_product(call: _Call) -> Work:
     first = call.inputs[0]
-    last = first[-1:] if len(call.inputs) > 1 else first[-2:]  # of a constant, either may be
+    last = first[-1:] if len(call.inputs) > 1 else first[-2:]  # a constant may be either factor
     return Work(operations=_count(call.outputs[0]) * max(last, default=1))
 
 
@@ -452,12 +449,12 @@ def _measure_einsum(call: _Call) -> Work:
         shapes = [call.inputs[0], tuple(call.layer.kernel.shape)]
     words = getattr(call.layer, "subscripts", None) or call.layer.equation
     products = _count_products(words, shapes)
-    search = 10_000 * len(shapes) ** 3  # for an order in which to multiply
+    search = 10_000 * len(shapes) ** 3  # for the order of products
     return Work(operations=products + search, numbers=products if len(shapes) > 2 else 0)
 
 
 def _count_products(words: str, shapes: Sequence[Shape]) -> int:
-    """Returns over how many combinations of indices an einsum goes."""
+    """Returns the number of index combinations of an einsum."""
     sizes: dict[str, int] = {}
     others = 1
     for word, shape in zip(words.partition("->")[0].split(","), shapes, strict=False):
@@ -475,7 +472,7 @@ _NUMBERS = (1, 2, 3)
 
 
 def _get_layers(*words: str) -> tuple[type, ...]:
-    """Returns the layers of Keras of these names, for one to three dimensions where there is {}."""
+    """Returns the Keras layers of these names, with {} replaced by one to three dimensions."""
     names = [word.format(n) for word in words for n in (_NUMBERS if "{}" in word else ("",))]
     found = (getattr(keras.layers, name, None) for name in names)
     return tuple(layer for layer in found if layer is not None)
@@ -514,7 +511,7 @@ _RULES: list[tuple[tuple[type, ...], _Rule]] = [
 
 
 def _measure_weights(model: keras.Model) -> Work:
-    """Measures what is computed of weights alone: when they are first drawn, and in an update."""
+    """Measures computations on weights: their initialization, and regularizers of an update."""
     work = Work()
     for variable in model.variables:
         shape = tuple(int(size) for size in variable.shape)
@@ -531,7 +528,7 @@ def _regularize_outputs(call: _Call) -> Work:
 
 
 def _regularize(regularizer: keras.Regularizer | None, shape: Shape) -> Work:
-    """Measures a regularizer that multiplies each row, or each column, with all others."""
+    """Measures a regularizer that multiplies all pairs of rows, or of columns."""
     if not isinstance(regularizer, keras.regularizers.OrthogonalRegularizer) or len(shape) != 2:
         return Work()
     side, width = shape if regularizer.mode == "rows" else shape[::-1]

@@ -1,10 +1,10 @@
 """Attention over the last N steps: gated transformer units whose memory is a state.
 
 The unit is GTrXL's (Parisotto et al. 2019, arXiv:1910.06764, section 3.2): layer normalisation
-before each part, GRU-type gates instead of residual sums, and a memory of the unit's own last
-inputs through which no gradient flows. One thing is simpler: positions enter as a learned bias per
+before each part, GRU-type gates instead of residual sums, and a memory of the unit's last inputs
+through which no gradient flows. One thing is simpler: positions enter as a learned bias per
 head and distance (Raffel et al. 2020, arXiv:1910.10683, section 2.1; here without buckets) instead
-of Transformer-XL's sinusoids. It is as relative, so that a step counts the same wherever a
+of Transformer-XL's sinusoids. The bias is relative as well, so a step counts the same wherever a
 sequence is cut.
 """
 
@@ -25,17 +25,17 @@ from tfpolicies.models.settings import Settings
 
 
 def attention_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels) -> Memory:
-    """Puts `attention_num_transformer_units` gated transformer units behind `x`.
+    """Applies `attention_num_transformer_units` gated transformer units to `x`.
 
     A step attends to itself and the N = `attention_memory_inference` steps before it. The states
-    are the last N inputs of each unit, `[B, N, attention_dim]`, the newest last, and how many of
-    them there are, `[B, 1]`.
+    are the last N inputs of each unit, `[B, N, attention_dim]`, the newest last, and the number of
+    remembered steps, `[B, 1]`.
 
     Args:
         x: sequences `[B, T, F]`.
         seq_lens: true lengths, `[B]` int32.
         settings: the complete model config.
-        kernels: gives kernel initializers.
+        kernels: the kernel initializers.
 
     Returns:
         The outputs `[B, T, attention_dim]`, the state inputs, and the states after the sequences.
@@ -64,14 +64,14 @@ def attention_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Ker
 
 
 def _distances(steps: int, time: Tensor) -> Any:
-    """Returns how far each remembered or current step lies behind each current one: [T, N + T]."""
+    """Returns the steps from each remembered or current step to each current one: [T, N + T]."""
     now = steps + ops.arange(time, dtype="int32")
     return now[:, None] - ops.arange(steps + time, dtype="int32")[None, :]
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class Window(keras.layers.Layer):
-    """Says which remembered and current steps each current step may look at.
+    """Computes the remembered and current steps that each current step attends to.
 
     Args:
         steps: the number N of remembered steps.
@@ -82,7 +82,7 @@ class Window(keras.layers.Layer):
         self.steps = steps
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
-        """Returns what is seen, bool `[B, T, N + T]`, and the new number of remembered steps.
+        """Returns the attention mask, bool `[B, T, N + T]`, and the new number of remembered steps.
 
         Takes sequences `[B, T, F]`, their lengths `[B]` and the number of remembered steps
         `[B, 1]`.
@@ -98,9 +98,9 @@ class Window(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class LastSteps(keras.layers.Layer):
-    """Moves a memory on: the last N steps of memory `[B, N, F]` and sequence `[B, T, F]`.
+    """Updates a memory: returns the last N steps of memory `[B, N, F]` and sequence `[B, T, F]`.
 
-    Steps of the sequence behind its length do not count.
+    Padding after the end of a sequence does not count.
     """
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
@@ -113,7 +113,7 @@ class LastSteps(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class GatedTransformerUnit(keras.layers.Layer):
-    """One unit of GTrXL: attention, then two dense layers for each step, each behind a gate.
+    """One unit of GTrXL: attention, then two dense layers for each step, each followed by a gate.
 
     With E the inputs, M the memory and LN the layer normalisation (arXiv:1910.06764, section 3.2):
     Y = gate(E, relu(attention(LN([stop_gradient(M), E])))), outputs gate(Y, relu(mlp(LN(Y)))).
@@ -122,7 +122,7 @@ class GatedTransformerUnit(keras.layers.Layer):
         heads: number of attention heads.
         head_dim: units of each head.
         mlp_dim: hidden units of the two dense layers.
-        gate_bias: what the gates' biases start with.
+        gate_bias: the initial bias of the gates.
         seed: seeds the initial weights.
     """
 
@@ -174,7 +174,7 @@ class GatedTransformerUnit(keras.layers.Layer):
         )
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
-        # Dense layers work on rows: on three axes each of them would fold and unfold for itself.
+        # Dense layers get rows: with three axes each of them would reshape twice.
         memory, x, seen = inputs
         both = self.norm_1(ops.concatenate([ops.stop_gradient(memory), x], axis=1))
         rows = rows_of(x)
@@ -184,7 +184,7 @@ class GatedTransformerUnit(keras.layers.Layer):
         return sequences_of(self.gate_2([y, ops.relu(self.contract(hidden))]), x)
 
     def _attend(self, steps: Tensor, remembered: int, seen: Tensor) -> Any:
-        """Lets the current ones of all steps `[B, N + T, F]` look at what is seen."""
+        """Lets the current ones of all steps `[B, N + T, F]` attend to the visible steps."""
         query = self._heads(self.query, steps[:, remembered:])
         keys, values = self._heads(self.keys, steps), self._heads(self.values, steps)
         scores = ops.matmul(query, ops.transpose(keys, (0, 1, 3, 2))) / math.sqrt(self.head_dim)
@@ -208,7 +208,7 @@ class GruGate(keras.layers.Layer):
     outputs (1 - z) x + z h.
 
     Args:
-        start: what the bias starts with: the larger, the more of x passes.
+        start: the initial bias: the larger, the more of x passes.
         seed: seeds the initial weights.
     """
 

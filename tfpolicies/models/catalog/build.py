@@ -1,4 +1,4 @@
-"""Models from a config: what each part gives to the next."""
+"""Builds models from the `model` config."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def build_model(
     of them by input name (`obs_<path>`), to `[B, num_outputs]`, or with a value to the pair
     (`[B, num_outputs]`, `[B, 1]`).
 
-    With `use_lstm`, `use_gru` or `use_attention` it maps a dict of sequences to a dict: `obs` or
-    `obs_<path>` `[B, T, ...]`, `prev_actions[_path]` `[B, T, F]` (encoded and flattened) and
-    `prev_rewards` `[B, T, 1]` where asked for (or `prev_n_actions[_path]` `[B, T, n, ...]` and
-    `prev_n_rewards` `[B, T, n]` for n > 1), `state_in_i` `[B, ...]` and `seq_lens` `[B]` int32
-    to `action_dist_inputs` `[B, T, num_outputs]`, `vf_preds` `[B, T, 1]` and `state_out_i`, the
-    states after the last real step of each sequence. Actor and value both read the memory, whatever
-    `vf_share_layers` says: two memories would double the state.
+    With `use_lstm`, `use_gru` or `use_attention` it maps a dict of sequences to a dict. The inputs
+    are `obs` or `obs_<path>` `[B, T, ...]`, `state_in_i` `[B, ...]`, `seq_lens` `[B]` int32 and, if
+    the config requests them, `prev_actions[_path]` `[B, T, F]` (encoded and flattened) and
+    `prev_rewards` `[B, T, 1]` (or `prev_n_actions[_path]` `[B, T, n, ...]` and `prev_n_rewards`
+    `[B, T, n]` for n > 1). The outputs are `action_dist_inputs` `[B, T, num_outputs]`, `vf_preds`
+    `[B, T, 1]` and `state_out_i`, the states after the last real step of each sequence. Actor and
+    value share the memory, whatever `vf_share_layers` is: two memories would double the state.
 
     Args:
         space_leaves: the leaves of the observation space, without an action mask.
@@ -46,8 +46,8 @@ def build_model(
         action_leaves: the leaves of the action space; needed for previous actions only.
 
     Raises:
-        ModelError: if a setting is wrong (then a `ModelSettingError`), no convolutions are known
-            for an image's size, or they do not fit it.
+        ModelError: if a setting is wrong (then a `ModelSettingError`), there are no default
+            convolutions for an image's size, or they do not fit it.
     """
     settings = model_settings(config)
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=seed)
@@ -75,8 +75,8 @@ def _feedforward(
     if settings["no_final_linear"]:
         if not layers:
             raise ModelError(
-                "model['no_final_linear'] must be False where there is no hidden layer to become "
-                "the output, got True. Add one to fcnet_hiddens (behind an image: to "
+                "model['no_final_linear'] must be False if there is no hidden layer to become "
+                "the output, got True. Add one to fcnet_hiddens (after an image: to "
                 "post_fcnet_hiddens)."
             )
         actor_layers, final = layers[:-1], layers[-1][1]

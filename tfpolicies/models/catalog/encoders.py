@@ -19,7 +19,7 @@ from tfpolicies.models.spaces import Leaf, Leaves
 from tfpolicies.models.warn_once import warn_once
 from tfpolicies.type_aliases import Setting
 
-# By (height, width); a model reduces each of them to one pixel, but 64 x 64 to 3 x 3.
+# By (height, width); the filters reduce each to one pixel, except 64 x 64 to 3 x 3.
 CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
     (84, 84): [[16, 8, 4], [32, 4, 2], [256, 11, 1]],
     (64, 64): [[32, 4, 2], [64, 4, 2], [128, 4, 2], [256, 4, 2]],
@@ -28,26 +28,24 @@ CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
     (10, 10): [[16, 5, 2], [32, 5, 2]],
 }
 
-_LEAST_SIDE = 10  # pixels; what is smaller is a board, say, unless filters are given
-_COLOURS = (1, 3, 4)  # channels that tell which axis has them
+_LEAST_SIDE = 10  # pixels; smaller inputs, such as boards, are images only with `conv_filters`
+_COLOURS = (1, 3, 4)  # numbers of channels by which the axis of channels is recognised
 
 
 class Encoder:
-    """Makes the layers from observations to the last hidden layer.
+    """Builds the layers from observations to the last hidden layer.
 
-    Every leaf is encoded by itself: images (`is_convolved`) by convolutions, with their channels
-    moved to the end, everything else (vectors, one-hot rows, matrices, also images if
-    `conv_filters` is []) by flattening. The parts are joined in the order of the space. Then come
-    `fcnet_hiddens` and
-    `post_fcnet_hiddens`; behind an observation that is nothing but one image `post_fcnet_hiddens`
-    alone.
+    Every leaf is encoded separately: images (`is_convolved`) by convolutions, with their channels
+    moved to the end, everything else (vectors, one-hot rows, matrices, and images if `conv_filters`
+    is []) by flattening. The parts are concatenated in the order of the space. `fcnet_hiddens` and
+    `post_fcnet_hiddens` follow; if the observation is a single image, only `post_fcnet_hiddens`.
 
     Args:
         space_leaves: the leaves of the observation space.
         names: the name of each leaf's input.
         config: the complete model config.
-        kernels: gives kernel initializers.
-        setting: what holds `config`, for errors to name.
+        kernels: the kernel initializers.
+        setting: the name of `config` in errors.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class Encoder:
             for leaf, name in self._leaves
             if is_convolved(leaf, config)
         }
-        self._channels_last: dict[str, Any] = {}  # images that both towers read, by input
+        self._channels_last: dict[str, Any] = {}  # transposed images by input, for both towers
         wants_flat = config["conv_filters"] is not None and not config["conv_filters"]
         for leaf, name in self._leaves:
             if name not in self._filters and _may_be_image(leaf) and not wants_flat:
@@ -76,7 +74,7 @@ class Encoder:
 
     @property
     def has_images(self) -> bool:
-        """Whether any leaf goes through convolutions."""
+        """True if any leaf is encoded by convolutions."""
         return bool(self._filters)
 
     @property
@@ -89,12 +87,11 @@ class Encoder:
 
     @property
     def num_features(self) -> int:
-        """How many numbers a row has behind `hidden_layers`."""
+        """The number of outputs of `hidden_layers` per row."""
         hidden = self.hidden_layers
         return hidden[-1][0] if hidden else sum(self._size(*each) for each in self._leaves)
 
     def _size(self, leaf: Leaf, name: str) -> int:
-        """Returns how many numbers `_part` makes of a leaf."""
         if name not in self._filters:
             return math.prod(encoded_shape(leaf))
         *padded, (channels, kernel, stride) = self._filters[name]
@@ -112,22 +109,22 @@ class Encoder:
         }
 
     def model(self, inputs: Named, outputs: Tensor | Sequence[Tensor], name: str) -> keras.Model:
-        """Returns a model, which takes the only leaf of a space that is not nested as it is."""
+        """Returns a model; if the space is not nested, it takes its only leaf directly."""
         is_nested = len(inputs) > 1 or bool(self._leaves[0][0].path)
         return keras.Model(inputs if is_nested else inputs["obs"], outputs, name=name)
 
     def joined(self, rows: Mapping[str, Any], tower: str = "") -> Any:
-        """Encodes each leaf `[B, ...]` by itself and joins the parts to `[B, F]`.
+        """Encodes each leaf `[B, ...]` separately and concatenates the parts to `[B, F]`.
 
         Args:
             rows: the encoded observation leaves by input name.
-            tower: put into the names of convolutions: "" or "value_".
+            tower: a prefix in the names of convolutions: "" or "value_".
         """
         parts = [self._part(leaf, name, rows[name], tower) for leaf, name in self._leaves]
         return parts[0] if len(parts) == 1 else keras.layers.Concatenate(name=f"{tower}join")(parts)
 
     def fully_connected(self, x: Tensor, layers: Sequence[tuple[int, Any]], prefix: str) -> Any:
-        """Puts dense layers `<prefix>_1`, ... behind `x`."""
+        """Applies dense layers `<prefix>_1`, ... to `x`."""
         for i, (units, activation) in enumerate(layers, start=1):
             x = dense(self._kernels, x, units, f"{prefix}_{i}", "hidden", activation)
         return x
@@ -178,8 +175,8 @@ def filters_for(leaf: Leaf, name: str, config: Settings, setting: str = "model")
     All but the last are padded ("same"), the last one is not ("valid").
 
     Raises:
-        ModelError: if none are given and none are known for the size, or if the image has shrunk
-            below the last kernel.
+        ModelError: if there are neither configured nor default filters for the size, or if the
+            image becomes smaller than the last kernel.
     """
     height, width = _sides(leaf, config)
     filters = config["conv_filters"]
@@ -188,7 +185,7 @@ def filters_for(leaf: Leaf, name: str, config: Settings, setting: str = "model")
     if filters is None:
         example = _example(height, width)
         raise ModelError(
-            f"{setting}['conv_filters'] must be given for {name!r}, an image of shape "
+            f"{setting}['conv_filters'] must be set for {name!r}, an image of shape "
             f"{leaf.shape}: there are defaults only for {_known_sizes()}; [] flattens images."
         ).advised(
             f"Try {setting}={{'conv_filters': {example}}}.", {f"{setting}.conv_filters": example}
@@ -197,23 +194,23 @@ def filters_for(leaf: Leaf, name: str, config: Settings, setting: str = "model")
     kernel = pair(filters[-1][1])
     if kernel[0] > height or kernel[1] > width:
         raise ModelError(
-            f"The last kernel {kernel} of {setting}['conv_filters'] must fit what is left of "
-            f"{name!r}, an image of shape {leaf.shape}: {height}x{width} pixels. Make it at most "
-            "that, or the strides before it smaller."
+            f"The last kernel {kernel} of {setting}['conv_filters'] must not be larger than its "
+            f"input: the layers before it reduce {name!r}, an image of shape {leaf.shape}, to "
+            f"{height}x{width} pixels. Make the kernel or the strides before it smaller."
         )
     return filters
 
 
 def is_convolved(leaf: Leaf, config: Settings) -> bool:
-    """Whether a leaf goes through convolutions.
+    """Returns whether a leaf is encoded by convolutions.
 
-    It must be a Box of rank 3. Then either `conv_filters` are given and not empty, or both sides
+    It must be a Box of rank 3. Then either `conv_filters` is set and not empty, or both sides
     have at least 10 pixels and it is uint8 or of a size with default filters.
 
     >>> from tfpolicies.models.spaces import leaves
     >>> board, screen = spaces.Box(0, 1, (6, 7, 2)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    >>> found = {"conv_filters": None, "channels_first": None}
-    >>> is_convolved(leaves(board)[0], found), is_convolved(leaves(screen)[0], found)
+    >>> config = {"conv_filters": None, "channels_first": None}
+    >>> is_convolved(leaves(board)[0], config), is_convolved(leaves(screen)[0], config)
     (False, True)
     """
     filters = config["conv_filters"]
@@ -224,10 +221,10 @@ def is_convolved(leaf: Leaf, config: Settings) -> bool:
 
 
 def has_channels_first(leaf: Leaf, config: Settings) -> bool:
-    """Whether the first axis of an image has its channels: as `channels_first` says, or by shape.
+    """Returns whether the first axis of an image is its channels: by `channels_first`, or by shape.
 
-    By shape they are first if that axis has 1, 3 or 4, the last one has not, and both sides have
-    at least 10 pixels.
+    By shape they are first if that axis has size 1, 3 or 4, the last one has not, and both sides
+    have at least 10 pixels.
     """
     chosen, (first, *sides) = config["channels_first"], leaf.shape
     if chosen is not None:
@@ -240,13 +237,12 @@ def _has_rank_3(leaf: Leaf) -> bool:
 
 
 def _sides(leaf: Leaf, config: Settings) -> tuple[int, int]:
-    """Returns height and width."""
     one, two, three = leaf.shape
     return (two, three) if has_channels_first(leaf, config) else (one, two)
 
 
 def _may_be_image(leaf: Leaf) -> bool:
-    """Whether a leaf may show an image or several: rank 3 or more, or a matrix of many uint8."""
+    """Returns whether a leaf may hold images: rank 3 or more, or a large uint8 matrix."""
     if not isinstance(leaf.space, spaces.Box) or len(leaf.shape) < 2:
         return False
     return len(leaf.shape) > 2 or (leaf.dtype == np.uint8 and min(leaf.shape) >= _LEAST_SIDE)
@@ -255,9 +251,9 @@ def _may_be_image(leaf: Leaf) -> bool:
 def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
     if len(shape) == 3:
         warn_once(
-            "%r of shape %s is flattened: by itself only an image gets convolutions, with sides of "
-            "at least %d pixels, and of uint8 or of a size with default filters (%s). For "
-            "convolutions give model={'conv_filters': %s}.",
+            "%r of shape %s is flattened: without conv_filters only an image gets convolutions, "
+            "with sides of at least %d pixels, and of uint8 or of a size with default filters "
+            "(%s). For convolutions set model={'conv_filters': %s}.",
             name,
             shape,
             _LEAST_SIDE,
@@ -268,12 +264,12 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
     advice = (
         "Add an axis of channels, as the connector FrameStack(1) does"
         if len(shape) == 2
-        else "Join stacked frames along the channels, as the connector FrameStack does"
+        else "Concatenate stacked frames along the channels, as the connector FrameStack does"
     )
     warn_once(
         "%r of shape %s is flattened%s: only a Box [height, width, channels] is an image. %s, or "
-        "give a model of your own (model={'custom_model': ...}). model={'conv_filters': []} "
-        "flattens it without this line.",
+        "pass a custom model (model={'custom_model': ...}). model={'conv_filters': []} "
+        "flattens it without this warning.",
         name,
         shape,
         ", and its numbers stay from 0 to 255" if is_uint8 else "",
@@ -282,7 +278,7 @@ def _warn_flattened(name: str, shape: tuple[int, ...], is_uint8: bool) -> None:
 
 
 def _shrunk(sides: Sequence[int], strides: Sequence[Any]) -> list[int]:
-    """Returns what padded convolutions leave of the sides of an image."""
+    """Returns the sides of an image after padded convolutions with these strides."""
     for stride in strides:
         sides = [-(-n // s) for n, s in zip(sides, pair(stride), strict=True)]
     return list(sides)

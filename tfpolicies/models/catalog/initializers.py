@@ -1,4 +1,4 @@
-"""Where fresh weights come from."""
+"""Initializers of the catalog's models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NormalizedColumns(keras.initializers.Initializer):
 class UnitForgetBias(keras.initializers.Initializer):
     """The bias of an LSTM cell whose forget gate starts open (Jozefowicz et al. 2015, section 4).
 
-    Keras builds such a bias inside the cell, where nobody can ask for it again.
+    Keras builds such a bias inside the cell, where it cannot be drawn a second time.
 
     Args:
         others: the initializer of the three other gates.
@@ -64,7 +64,7 @@ _ORTHOGONAL_GAINS = {"hidden": math.sqrt(2.0), "action": 0.01, "value": 1.0}
 
 
 class Kernels:
-    """Hands out the initializers of a model's kernels, each with a seed of its own.
+    """Returns the initializers of a model's kernels, each with a different seed.
 
     Args:
         ortho_init: whether dense layers and convolutions are orthogonal (Saxe et al. 2014,
@@ -79,23 +79,23 @@ class Kernels:
         self._rng = np.random.default_rng(seed)
 
     def dense(self, role: str) -> keras.initializers.Initializer:
-        """Returns the next one for a dense layer: "hidden", "action" or "value"."""
+        """Returns the next initializer for a dense layer: "hidden", "action" or "value"."""
         if self._ortho_init:
             return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS[role], seed=self.seed())
         return NormalizedColumns(_COLUMN_NORMS[role], seed=self.seed())
 
     def conv(self) -> keras.initializers.Initializer:
-        """Returns the next one for a convolution."""
+        """Returns the next initializer for a convolution."""
         if self._ortho_init:
             return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS["hidden"], seed=self.seed())
         return self.glorot()
 
     def glorot(self) -> keras.initializers.Initializer:
-        """Returns the next Glorot-uniform one."""
+        """Returns the next Glorot-uniform initializer."""
         return keras.initializers.GlorotUniform(seed=self.seed())
 
     def orthogonal(self) -> keras.initializers.Initializer:
-        """Returns the next orthogonal one, for a recurrent kernel."""
+        """Returns the next orthogonal initializer, for a recurrent kernel."""
         return keras.initializers.Orthogonal(seed=self.seed())
 
     def seed(self) -> int:
@@ -104,26 +104,26 @@ class Kernels:
 
 
 def initializer_of(layer: keras.layers.Layer, variable: keras.Variable) -> Any:
-    """Returns what a layer draws one of its variables from, or None if it does not say.
+    """Returns the initializer of one of a layer's variables, or None if the layer has none for it.
 
     The layer's attribute or config entry `<name>_initializer` is looked up, also under the names
-    that Keras shortens (`recurrent_kernel`: `recurrent_initializer`). The bias of an LSTM cell with
-    `unit_forget_bias` is found to be ones for its forget gate.
+    that Keras shortens (`recurrent_kernel`: `recurrent_initializer`). For the bias of an LSTM cell
+    with `unit_forget_bias` the initializer draws ones for the forget gate.
 
     Args:
-        layer: the layer that owns the variable itself (for an LSTM that is its cell).
+        layer: the layer that directly owns the variable (for an LSTM that is its cell).
         variable: a variable of the layer.
 
     Returns:
         A Keras initializer, or the name or config of one; None for counters and other variables
-        that were added without a lasting initializer.
+        that were added without an initializer that the layer stores.
     """
     try:
         config = layer.get_config()
-    except NotImplementedError:  # a class of the user's own
+    except NotImplementedError:  # a user's class
         config = {}
     found = None
-    # `recurrent_kernel`, `depthwise_kernel` and the like are shortened
+    # The attributes of `recurrent_kernel`, `depthwise_kernel` and the like have shorter names.
     for name in (variable.name, variable.name.removesuffix("_kernel")):
         name = f"{name}_initializer"
         found = found or getattr(layer, name, None) or config.get(name)

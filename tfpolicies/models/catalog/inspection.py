@@ -1,4 +1,4 @@
-"""What memory a Keras model has, and which inputs beside the observation it takes."""
+"""States and further inputs of Keras models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def memory_of(model: keras.Model) -> list[tuple[int, ...]]:
     subclassed one if it has an attribute `state_shapes`, a list of shapes.
 
     Raises:
-        ModelError: if the numbering has gaps, or a shape is not known.
+        ModelError: if the numbering has gaps, or a shape is unknown.
     """
     named = named_inputs(model)
     if named is None:
@@ -41,15 +41,15 @@ def memory_of(model: keras.Model) -> list[tuple[int, ...]]:
 
 
 def extra_inputs(model: keras.Model) -> tuple[str, ...]:
-    """Returns which inputs beside observation and memory a model takes.
+    """Returns the names of a model's inputs besides observation and memory.
 
-    These are `prev_actions[_path]`, `prev_rewards` and `seq_lens`. A functional model says it by
-    the names of its inputs, `prev_n_obs[_path]`, `prev_n_actions[_path]` and `prev_n_rewards` among
-    them; a subclassed one by its attribute `extra_inputs`, a list of names;
-    one with `state_shapes` takes `seq_lens` anyway.
+    These are `prev_actions[_path]`, `prev_rewards` and `seq_lens`. For a functional model they
+    are names of its inputs, which may also be `prev_n_obs[_path]`, `prev_n_actions[_path]` and
+    `prev_n_rewards`; for a subclassed one its attribute `extra_inputs`, a list of names. A
+    subclassed model with `state_shapes` always takes `seq_lens`.
 
     Raises:
-        ModelError: if the attribute has another name in it.
+        ModelError: if the attribute holds another name.
     """
     named = named_inputs(model)
     if named is not None:
@@ -59,7 +59,7 @@ def extra_inputs(model: keras.Model) -> tuple[str, ...]:
     if wrong:
         raise ModelError(
             f"extra_inputs of the model {model.name!r} may name {PREV_ACTIONS}, {PREV_REWARDS} and "
-            f"{SEQ_LENS}, got {wrong[0]!r}. Say by view_requirements what else it reads."
+            f"{SEQ_LENS}, got {wrong[0]!r}. Declare other inputs in view_requirements."
         )
     if len(_state_shapes(model)) > 0 and SEQ_LENS not in names:
         return (*names, SEQ_LENS)
@@ -71,7 +71,7 @@ def _is_extra(name: str) -> bool:
 
 
 def is_one_of(views: tuple[str, ...], name: str) -> bool:
-    """Whether an input is one of these views, or a leaf of one."""
+    """Returns whether a name is that of one of these views, or of a leaf of one."""
     return any(name == view or name.startswith(f"{view}_") for view in views)
 
 

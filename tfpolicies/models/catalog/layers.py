@@ -1,4 +1,4 @@
-"""Layers that several models use: noisy ones, those around a memory, and outputs."""
+"""Layers that several models use: noisy layers, reshaping around a memory, and outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.settings import Settings
 
 Tensor: TypeAlias = keras.KerasTensor
-"""A tensor of a functional model, or the one that a layer is called with."""
+"""A tensor of a functional model, or the argument of a layer's call."""
 Named: TypeAlias = dict[str, Tensor]
 """Tensors by name."""
 Memory: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor]]
@@ -22,28 +22,28 @@ Memory: TypeAlias = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
 def rows_of(sequences: Tensor) -> Any:
-    """Returns sequences `[B, T, ...]` as rows `[B * T, ...]`."""
+    """Reshapes sequences `[B, T, ...]` to rows `[B * T, ...]`."""
     return ops.reshape(sequences, (-1, *sequences.shape[2:]))
 
 
 def sequences_of(rows: Tensor, like: Tensor) -> Any:
-    """Returns rows `[B * T, F]` as sequences `[B, T, F]`, given anything `[B, T, ...]`."""
+    """Reshapes rows `[B * T, F]` to sequences `[B, T, F]`; `like` is any tensor `[B, T, ...]`."""
     batch, time = ops.shape(like)[:2]
     return ops.reshape(rows, (batch, time, rows.shape[-1]))
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class FreeLogStd(keras.layers.Layer):
-    """Puts a trained vector, the same for every row, behind the means of a Gaussian.
+    """Appends a trained vector, the same for every row, to the means of a Gaussian.
 
     Args:
-        start: what its components begin with.
+        start: the initial value of its components.
     """
 
     def __init__(self, start: float = 0.0, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.start = float(start)
-        self.supports_masking = True  # the outputs of recurrent layers carry a mask along
+        self.supports_masking = True  # the outputs of recurrent layers have a mask
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         start = keras.initializers.Constant(self.start)
@@ -59,7 +59,7 @@ class FreeLogStd(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class FoldTime(keras.layers.Layer):
-    """Makes rows `[B * T, ...]` of sequences `[B, T, ...]`."""
+    """Reshapes sequences `[B, T, ...]` to rows `[B * T, ...]`."""
 
     def call(self, sequences: Tensor) -> Any:
         return rows_of(sequences)
@@ -67,7 +67,7 @@ class FoldTime(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class UnfoldTime(keras.layers.Layer):
-    """Makes sequences `[B, T, F]` of rows `[B * T, F]`, given anything `[B, T, ...]`."""
+    """Reshapes rows `[B * T, F]` to sequences `[B, T, F]`; the second input is `[B, T, ...]`."""
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
         return sequences_of(*inputs)
@@ -75,7 +75,7 @@ class UnfoldTime(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class SequenceMask(keras.layers.Layer):
-    """Says which steps of padded sequences are real: bool `[B, T]`, from `[B, T, ...]`, `[B]`."""
+    """Computes the mask of padded sequences, bool `[B, T]`, from `[B, T, ...]` and lengths."""
 
     def call(self, inputs: Sequence[Tensor]) -> Any:
         sequences, seq_lens = inputs
@@ -88,19 +88,19 @@ class NoisyDense(keras.layers.Layer):
     """A dense layer with factorised Gaussian noise: Fortunato et al. 2018 (arXiv:1706.10295).
 
     Called with `[x, noise]` of `[B, p]` and `[B, p + q]` (or `[1, p + q]`: the same noise for all
-    rows), it gives `[B, q]`:
+    rows), it computes `[B, q]`:
 
         y = x (mu_w + sigma_w * f(e) f(d)^T) + mu_b + sigma_b * f(d)        (equations 9 to 11)
 
     where `noise` is e and d, and f(x) = sign(x) sqrt(|x|). So zero noise gives the mean weights.
-    Row by row that is x mu_w + mu_b + f(d) * ((f(e) * x) sigma_w + sigma_b), so that rows with
-    noise of their own need no weights of their own. Sigmas begin at sigma0 / sqrt(p) (section 3.2).
+    For one row that is x mu_w + mu_b + f(d) * ((f(e) * x) sigma_w + sigma_b), so that rows with
+    different noise share one matrix product. Sigmas begin at sigma0 / sqrt(p) (section 3.2).
 
     Args:
         units: q.
-        sigma0: scales the first sigmas.
-        activation: of the outputs, by name; None for linear ones.
-        kernel_initializer: of mu_w; mu_b begins at 0.
+        sigma0: scales the initial sigmas.
+        activation: the activation of the outputs, by name; None for linear ones.
+        kernel_initializer: the initializer of mu_w; mu_b begins at 0.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class NoisyDense(keras.layers.Layer):
 def dense(
     kernels: Kernels, x: Tensor, units: int, name: str, role: str, activation: str | None = None
 ) -> Any:
-    """Puts one dense layer behind `x`; its role decides about the fresh weights."""
+    """Applies one dense layer to `x`; its role determines the kernel initializer."""
     kernel = kernels.dense(role)
     layer = keras.layers.Dense(units, activation=activation, kernel_initializer=kernel, name=name)
     return layer(x)
@@ -157,7 +157,7 @@ def dense(
 def action_outputs(
     kernels: Kernels, x: Tensor, num_outputs: int, settings: Settings, final: str | None = None
 ) -> Any:
-    """Puts the inputs of the action distribution behind `x`: linear, or activated by `final`.
+    """Computes the inputs of the action distribution from `x`, with the activation `final`.
 
     With `free_log_std` only their first half is computed from `x`.
     """
@@ -169,5 +169,5 @@ def action_outputs(
 
 
 def value_output(kernels: Kernels, x: Tensor) -> Any:
-    """Puts the value behind `x`."""
+    """Computes the value from `x`."""
     return dense(kernels, x, 1, "value_out", "value")

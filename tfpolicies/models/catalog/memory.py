@@ -1,4 +1,4 @@
-"""A memory behind features: those of the catalog's encoder, or of a model of the user's."""
+"""Models with a recurrent state: after the catalog's encoder, or around a user's model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tfpolicies.models.spaces import Leaves, port_names
 
 
 class _WithoutLoop:
-    """A recurrent layer of Keras's that runs a single step without a loop.
+    """A Keras recurrent layer that runs a single step without a loop.
 
     A step costs ONNX Runtime half the time without it. Longer sequences keep the loop: unrolled,
     20 steps take XLA six times as long to compile and run no faster.
@@ -54,26 +54,27 @@ class _WithoutLoop:
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class LSTM(_WithoutLoop, keras.layers.LSTM):
-    """Keras's LSTM, without a loop where there is only one step."""
+    """Keras's LSTM, without a loop if there is only one step."""
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class GRU(_WithoutLoop, keras.layers.GRU):
-    """Keras's GRU, without a loop where there is only one step."""
+    """Keras's GRU, without a loop if there is only one step."""
 
 
 def recurrent_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Kernels) -> Memory:
-    """Puts Keras's LSTM or GRU behind `x`, with `lstm_cell_size` units.
+    """Applies Keras's LSTM or GRU to `x`, with `lstm_cell_size` units.
 
     LSTM: Hochreiter & Schmidhuber 1997, with a forget gate that starts open; states h and c. GRU:
-    Cho et al. 2014 (arXiv:1406.1078) with the reset gate behind the product (Keras's `reset_after`,
-    as cuDNN has it); state h. Steps behind a sequence's length leave the state as it is.
+    Cho et al. 2014 (arXiv:1406.1078) with the reset gate applied after the product (Keras's
+    `reset_after`, as in cuDNN); state h. Padding after the end of a sequence leaves the state
+    unchanged.
 
     Args:
         x: sequences `[B, T, F]`.
         seq_lens: true lengths, `[B]` int32.
         settings: the complete model config.
-        kernels: gives kernel initializers.
+        kernels: the kernel initializers.
 
     Returns:
         The outputs `[B, T, units]`, the state inputs and the states after the sequences, each
@@ -85,7 +86,7 @@ def recurrent_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Ker
         units,
         return_sequences=True,
         return_state=True,
-        use_cudnn=False,  # one code path, which XLA and ONNX know too
+        use_cudnn=False,  # one code path, which XLA and ONNX also support
         kernel_initializer=kernels.glorot(),
         recurrent_initializer=kernels.orthogonal(),
         name="lstm" if is_lstm else "gru",
@@ -101,15 +102,15 @@ def recurrent_core(x: Tensor, seq_lens: Tensor, settings: Settings, kernels: Ker
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class RememberingModel(keras.Model):
-    """A functional model: a memory around a model of the user's, whose attributes it has, too."""
+    """A memory around a user's model, as a functional model; it has that model's attributes."""
 
     @property
     def features(self) -> keras.Model:
-        """The user's model, whose outputs the memory reads."""
+        """The user's model, whose outputs are the inputs of the memory."""
         return next(layer for layer in self.layers if isinstance(layer, keras.Model))
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what the user's model has under that name."""
+        """Returns the attribute of the user's model."""
         if name.startswith("_") or not vars(self).get("built"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.features, name)
@@ -124,10 +125,10 @@ def sequence_inputs(shapes: Mapping[str, Sequence[int]]) -> Named:
 
 
 def previous_inputs(settings: Settings, action_leaves: Leaves) -> Named:
-    """Returns the inputs of previous actions and rewards that a memory reads beside features.
+    """Returns the inputs of previous actions and rewards that a memory reads besides features.
 
     Raises:
-        ModelError: if it reads actions, and their leaves are not given.
+        ModelError: if it reads actions, and `action_leaves` is empty.
     """
     actions, rewards = (
         int(settings[f"lstm_use_prev_{what}"] or settings[f"attention_use_n_prev_{what}s"])
@@ -135,7 +136,7 @@ def previous_inputs(settings: Settings, action_leaves: Leaves) -> Named:
     )
     if actions and not action_leaves:
         raise ModelError(
-            "A model that reads the previous action needs to know the action space: give "
+            "A model that reads the previous action needs the action space: pass "
             "action_leaves=leaves(action_space)."
         )
     shapes: dict[str, Sequence[int]] = {}
@@ -160,19 +161,19 @@ def memory_model(
     with_value: bool,
     kind: type[keras.Model] = keras.Model,
 ) -> keras.Model:
-    """Returns a model with the memory that settings ask for; see `build_model`.
+    """Returns a model with the memory that the settings ask for; see `build_model`.
 
     Args:
-        features: makes `[N, F]` of rows `[N, ...]` by name.
-        own: what `features` reads, sequences by name.
-        previous: what the memory reads beside them, likewise.
+        features: computes `[N, F]` from rows `[N, ...]` by name.
+        own: the inputs of `features`, sequences by name.
+        previous: the further inputs of the memory, sequences by name.
         num_outputs: inputs of the action distribution per row.
         settings: a complete `model` config.
-        kernels: gives kernel initializers.
+        kernels: the kernel initializers.
         with_value: whether the model also estimates values.
         kind: the class of the model.
     """
-    inputs = {**own, **previous, **own}  # what both read is one input
+    inputs = {**own, **previous, **own}  # an input that both read is `own`'s
     rows = {name: FoldTime(name=f"{name}_rows")(x) for name, x in inputs.items()}
     found = features({name: rows[name] for name in own})
     extras = [flattened(rows[name]) for name in previous]
@@ -200,26 +201,27 @@ def build_remembering(
     with_value: bool,
     action_leaves: Leaves,
 ) -> RememberingModel:
-    """Builds a memory around a model of the user's; inputs and outputs are as in `build_model`.
+    """Builds a memory around a user's model; inputs and outputs are as in `build_model`.
 
     Args:
-        model: the user's, built; it becomes a part of the result.
-        features: calls it: makes `[N, F]` of rows `[N, ...]` by name.
-        shapes: of a row of each input that it reads, by name.
+        model: the user's built model; it becomes a part of the result.
+        features: calls the model: computes `[N, F]` from rows `[N, ...]` by name.
+        shapes: the shape of a row of each input of the model, by name.
         num_outputs: inputs of the action distribution per row.
         settings: a complete `model` config.
-        with_value: whether values are estimated, too.
+        with_value: whether the result also estimates values.
         action_leaves: the leaves of the action space.
 
     Raises:
-        ModelError: if Keras cannot put it there, or both read an input in different shapes.
+        ModelError: if Keras cannot build it, or model and memory read an input in different shapes.
     """
     own, previous = sequence_inputs(shapes), previous_inputs(settings, action_leaves)
     for name in own.keys() & previous.keys():
         if own[name].shape != previous[name].shape:
             raise ModelError(
                 f"The model {model.name!r} reads {name!r} of the shape {own[name].shape[2:]}, but "
-                f"the memory around it {previous[name].shape[2:]}. Let both read as many steps."
+                f"the memory around it {previous[name].shape[2:]}. Let both read the same number "
+                "of steps."
             )
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
     how: dict[str, Any] = {"with_value": with_value, "kind": RememberingModel}
@@ -227,7 +229,7 @@ def build_remembering(
         return memory_model(features, own, previous, num_outputs, settings, kernels, **how)
     except Exception as error:
         raise ModelError(
-            f"No memory can be put around the model {model.name!r}: {error} Give it another name "
-            "if it is called as a layer of the memory; or write a model that keeps its own memory, "
+            f"No memory can be built around the model {model.name!r}: {error} Give it another name "
+            "if a layer of the memory has the same name; or write a model that has its own memory, "
             "see 'Memory' in docs/models.md."
         ) from error

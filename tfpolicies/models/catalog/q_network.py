@@ -1,4 +1,4 @@
-"""Models that estimate the values of actions: Q-networks of all of them, and critics of one."""
+"""Models that estimate action values: Q-networks for all actions, and critics for one."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from tfpolicies.models.settings import Settings
 from tfpolicies.models.spaces import Leaves, port_names
 
 ACTIONS = "actions"
-"""The input of a critic that takes the actions."""
+"""The name of a critic's input for actions."""
 
 _ACTIVATION = "relu"  # of the heads' hidden layers
 
 
 class QHeads(NamedTuple):
-    """What is behind the encoder of a Q-network; the settings of DQN have the same names."""
+    """The layers after the encoder of a Q-network; the settings of DQN have the same names."""
 
-    hiddens: tuple[int, ...]  # units of the hidden layers of each head; they are rectified
+    hiddens: tuple[int, ...]  # units of the hidden layers of each head, which are ReLU layers
     dueling: bool  # whether there are two heads
-    num_atoms: int  # of the distribution of each action's return; 1 for the value alone
+    num_atoms: int  # of the distribution of each action's return; 1 for only the value
     noisy: bool  # whether the layers of the heads are noisy
-    sigma0: float  # how noisy they begin
+    sigma0: float  # scales the initial noise
 
     @classmethod
     def of(cls, static: Settings) -> QHeads:
-        """Returns what settings say."""
         return cls(**{name: static[name] for name in cls._fields})
 
     def widths(self, num_actions: int) -> list[list[int]]:
@@ -43,7 +42,7 @@ class QHeads(NamedTuple):
 
 
 def q_noise_size(space_leaves: Leaves, num_actions: int, settings: Settings, heads: QHeads) -> int:
-    """Returns how many numbers of noise the model of `build_q_model` takes for each row.
+    """Returns the number of noise values per row that the model of `build_q_model` takes.
 
     These are, for each noisy layer, one per input and one per output.
     """
@@ -58,19 +57,19 @@ def build_q_model(
 ) -> keras.Model:
     """Builds a model from encoded observations to action values `[B, num_actions]`.
 
-    The encoder is the catalog's (convolutions for images, `fcnet_hiddens`). Behind it come the
+    The encoder is the catalog's (convolutions for images, `fcnet_hiddens`). After it come the
     dense layers `q_1`, ... and `q_out`; or, if duelling, `advantage_1`, ... `advantage_out` (A) and
-    `value_1`, ... `value_out` (V), joined to Q = V + A - mean(A): Wang et al. 2016
-    (arXiv:1511.06581), equation 9. With m atoms it gives their logits `[B, num_actions * m]`, those
-    of one action side by side, which are joined atom by atom. If noisy it also takes `noise`
-    `[B, q_noise_size]`, which gives the layers of the heads their columns in the order of their
-    names here.
+    `value_1`, ... `value_out` (V), combined to Q = V + A - mean(A): Wang et al. 2016
+    (arXiv:1511.06581), equation 9. With m atoms the outputs are their logits
+    `[B, num_actions * m]`, those of one action next to each other, combined atom by atom. A noisy
+    network also takes `noise` `[B, q_noise_size]`, whose columns go to the layers of the heads in
+    the order of their names here.
 
     Args:
         space_leaves: the leaves of the observation space, without an action mask.
-        num_actions: how many there are.
+        num_actions: the number of actions.
         settings: the complete `model` config.
-        heads: what is behind the encoder.
+        heads: the layers after the encoder.
     """
     encoder, kernels = _encoder(space_leaves, settings)
     inputs = encoder.inputs()
@@ -107,14 +106,14 @@ def _joined(advantage: Tensor, value: Tensor, num_actions: int) -> Any:
 def _head(
     layer: Callable[..., Tensor], x: Tensor, prefix: str, role: str, widths: Sequence[int]
 ) -> Tensor:
-    """Puts `<prefix>_1`, ... and the linear `<prefix>_out` behind `x`."""
+    """Applies `<prefix>_1`, ... and the linear `<prefix>_out` to `x`."""
     for i, units in enumerate(widths[:-1], start=1):
         x = layer(x, units, f"{prefix}_{i}", "hidden", _ACTIVATION)
     return layer(x, widths[-1], f"{prefix}_out", role)
 
 
 class _NoisyLayers:
-    """Puts noisy layers behind features; each takes the next columns of the noise."""
+    """Applies noisy layers; each uses the next columns of the noise."""
 
     def __init__(self, kernels: Kernels, sigma0: float, noise: Tensor) -> None:
         self._kernels, self._sigma0, self._noise = kernels, sigma0, noise
@@ -140,16 +139,16 @@ def build_critic(
     """Builds a model from encoded observations and actions to values `[B, num_values]`.
 
     Its inputs are the observation's by name (`obs`, or `obs_<path>` of a nested space) and, unless
-    it values all actions, `actions`. That is one more part of the observation: parts are encoded
-    as in the catalog's other models (convolutions for images) and joined; `fcnet_hiddens`,
-    `post_fcnet_hiddens` and linear units follow.
+    it computes the values of all actions, `actions`, which is handled as one more leaf of the
+    observation. Leaves are encoded as in the catalog's other models (convolutions for images) and
+    concatenated; `fcnet_hiddens`, `post_fcnet_hiddens` and linear units follow.
 
     Args:
         space_leaves: the leaves of the observation space, without an action mask.
-        action_leaves: the action space, one Box of floats; none if all actions are valued.
+        action_leaves: the action space, one Box of floats; empty for values of all actions.
         settings: a complete `model` config.
-        num_values: how many actions are valued.
-        setting: what holds `settings`, for errors to name.
+        num_values: the number of values per row.
+        setting: the name of `settings` in errors.
     """
     leaves = [*space_leaves, *action_leaves]
     names = [*port_names(space_leaves, "obs"), *(ACTIONS for _ in action_leaves)]

@@ -1,4 +1,4 @@
-"""Which distribution an action space gets, and the sizes that follow from it."""
+"""The distribution of an action space, and the sizes that follow from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tfpolicies.type_aliases import TensorStructure
 class Product:
     """One distribution per leaf of a nested space, all independent; has `Distribution`'s methods.
 
-    Actions are nested as the space is. Inputs, noise and masks of the leaves follow one another in
+    Actions are nested as the space is. Inputs, noise and masks of the leaves are concatenated in
     the order of the leaves; log-probabilities, entropies and divergences are sums over them.
 
     Args:
@@ -63,7 +63,7 @@ class Product:
         ]
 
     def sample(self, noise: tf.Tensor) -> Any:
-        """Turns noise `[B, noise_size]` into nested actions; zero noise into the mode."""
+        """Transforms noise `[B, noise_size]` to nested actions; zero noise gives the mode."""
         return nest(self.space, self.sample_leaves(noise))
 
     def deterministic_sample(self) -> Any:
@@ -71,7 +71,7 @@ class Product:
         return nest(self.space, [part.deterministic_sample() for part in self.parts])
 
     def sample_leaves(self, noise: tf.Tensor) -> list[tf.Tensor]:
-        """Does what `sample` does, with one tensor per leaf of the space."""
+        """Computes `sample` as one tensor per leaf of the space."""
         noises = split_columns(noise, self._noise_sizes)
         return [part.sample(columns) for part, columns in zip(self.parts, noises, strict=True)]
 
@@ -80,7 +80,7 @@ class Product:
         return self.logp_leaves([pick(actions, leaf.path) for leaf in self.leaves])
 
     def logp_leaves(self, actions: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Does what `logp` does, for actions with one tensor per leaf of the space."""
+        """Computes `logp` of actions with one tensor per leaf of the space."""
         pairs = zip(self.parts, actions, strict=True)
         return tf.add_n([part.logp(action) for part, action in pairs])
 
@@ -105,7 +105,7 @@ class Product:
 
 
 def split_columns(columns: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Cuts `[B, sum(sizes)]` into one `[B, size]` for each size."""
+    """Splits `[B, sum(sizes)]` into one `[B, size]` for each size."""
     return tf.split(columns, list(sizes), axis=-1) if len(sizes) > 1 else [columns]
 
 
@@ -114,12 +114,12 @@ MAX_BOX_LOGITS = 10_000
 
 @dataclass(frozen=True)
 class ActionDistribution:
-    """The distribution of one action space: `dist_class(inputs)` gives those of a batch.
+    """The distribution of one action space: `dist_class(inputs)` builds those of a batch.
 
     Attributes:
         space: the action space; a Dict or Tuple gives a `Product`.
-        kinds: the distribution class of each leaf; one alone if it is over the whole space.
-        loss_noise: how many numbers of noise a row takes in a loss.
+        kinds: the distribution class of each leaf; a single class if it is for the whole space.
+        loss_noise: the number of noise values per row that a loss uses.
 
     >>> dist_class = ActionDistribution.of(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1)]))
     >>> dist_class.num_inputs, dist_class.noise_blocks, dist_class.mask_size
@@ -139,15 +139,15 @@ class ActionDistribution:
         Args:
             space: the action space. Discrete gets Categorical, MultiDiscrete and a Box of integers
                 MultiCategorical, MultiBinary Bernoulli, a Box of floats DiagGaussian.
-            custom: what a Box of floats gets instead, wherever one is in `space`:
-                a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves take no
-                notice; the log says so if there are only such. A `WholeSpace` class, or its name,
-                is taken for all of `space`.
-            settings: the `model` settings, for such a class.
+            custom: the distribution of each Box of floats in `space` instead of DiagGaussian:
+                a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves ignore
+                it; a warning is logged if there are only such. A `WholeSpace` class, or its name,
+                is used for all of `space`.
+            settings: the `model` settings, for a `WholeSpace` class.
 
         Raises:
-            UnsupportedSpaceError: if a leaf has none, or is a Box of too many integers.
-            ConfigError: if `custom` is none of these.
+            UnsupportedSpaceError: if a leaf has no distribution, or is a Box of too many integers.
+            ConfigError: if `custom` is something else.
         """
         custom = BOX_DISTRIBUTIONS.find(custom) or custom
         if is_whole_space(custom):
@@ -160,28 +160,28 @@ class ActionDistribution:
         if custom is not None and not any(is_float_box(leaf.space) for leaf in found):
             warn_once(
                 "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the "
-                "action space %s has none. A `WholeSpace` class is taken for any space.",
+                "action space %s has none. A `WholeSpace` class can be used for any space.",
                 *(box_kind.__name__, str(space)),
             )
         return cls(space, kinds)
 
     def __call__(self, inputs: tf.Tensor, model: keras.Model | None = None) -> Any:
-        """Builds the distributions of a batch: a `Distribution`, of nested spaces a `Product`.
+        """Builds the distributions of a batch: a `Distribution`, or for nested spaces a `Product`.
 
         Args:
             inputs: `[B, num_inputs]` float32.
-            model: that computed them, with the policy's weights; a `WholeSpace` class may read it.
+            model: the model that computed them, with the policy's weights; for `WholeSpace`.
         """
         if self._is_nested:
             return Product(inputs, self.space, self.leaves, self.kinds)
         return self.kinds[0](inputs, self.space)
 
     def drawing_from(self, noise: tf.Tensor | None) -> ActionDistribution:
-        """Returns what a loss is given.
+        """Returns the distribution that a loss uses.
 
         Args:
             noise: float32 `[B, loss_noise]`, standard normal, for entropies and divergences that
-                are estimated from samples. Those here have closed forms.
+                are estimated from samples. This class has closed forms and ignores it.
         """
         return self
 
@@ -192,16 +192,16 @@ class ActionDistribution:
 
     @cached_property
     def num_inputs(self) -> int:
-        """How many numbers the distribution of a row is made of."""
+        """The number of inputs of the distribution of a row."""
         return sum(self._input_sizes)
 
     @property
     def num_outputs(self) -> int:
-        """How many numbers a model must compute per row."""
+        """The number of outputs per row that a model must compute."""
         return self.num_inputs
 
     def inputs_of(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns inputs `[B, num_inputs]`, given what a model computes and a mask leaves.
+        """Returns inputs `[B, num_inputs]`, given a model's outputs after masking.
 
         Args:
             outputs: `[B, num_outputs]` float32; here they are the inputs.
@@ -210,9 +210,9 @@ class ActionDistribution:
 
     @cached_property
     def noise_blocks(self) -> noise.NoiseBlocks:
-        """Kind and columns of each block of the noise, from left to right.
+        """Kind and number of columns of each block of the noise, from left to right.
 
-        Neighbours of one kind are one block; nothing is listed for leaves without noise.
+        Adjacent blocks of one kind are merged; leaves without noise have no block.
         """
         return noise.merge(
             [(kind.noise_kind, kind.noise_size(leaf.space)) for kind, leaf in self._pairs]
@@ -220,12 +220,12 @@ class ActionDistribution:
 
     @cached_property
     def noise_size(self) -> int:
-        """How many numbers of noise a row takes."""
+        """The number of noise values per row."""
         return sum(size for _, size in self.noise_blocks)
 
     @cached_property
     def mask_size(self) -> int:
-        """How many logits of a row a mask may forbid; those of a Box of floats do not count."""
+        """The number of logits per row that a mask can forbid; a Box of floats has none."""
         return sum(self._mask_sizes)
 
     def draw_noise(self, rng: np.random.Generator, batch_size: int) -> np.ndarray:
@@ -235,8 +235,8 @@ class ActionDistribution:
     def masked(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Replaces the logits of forbidden actions by `MASKED_LOGIT`.
 
-        A row in which everything is forbidden counts as one in which nothing is preferred. A
-        forbidden bit of a MultiBinary stays 0.
+        If everything in a row is forbidden, all actions are equally likely. A forbidden bit of a
+        MultiBinary stays 0.
 
         Args:
             inputs: `[B, num_inputs]` float32.
@@ -296,7 +296,7 @@ def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:
         raise UnsupportedSpaceError(
             f"The Box of integers {leaf.space}{where} has {logits} possible values, counted over "
             f"all cells, and each needs a logit; at most {MAX_BOX_LOGITS} are supported. Narrow "
-            "its bounds, or let the environment take a Box of floats and round, for example with "
+            "its bounds, or let the environment accept a Box of floats and round, for example with "
             "a gymnasium.ActionWrapper."
         )
     return MultiCategorical

@@ -1,4 +1,4 @@
-"""What the outputs of Q-networks say about actions: duelling networks and distributions of returns.
+"""Distributions over the outputs of Q-networks: duelling networks and distributional Q-learning.
 
 Both are action distributions whose inputs are the values of all actions, greedy or as logits.
 """
@@ -18,7 +18,7 @@ from tfpolicies.models.distributions.base import MASKED_LOGIT
 class DuelingValues(ActionDistribution):
     """The values of finitely many actions, Q = V + A - mean(A), greedy or as logits.
 
-    A mask also takes forbidden actions out of the mean.
+    A mask also excludes forbidden actions from the mean.
     """
 
     def masked(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
@@ -29,15 +29,15 @@ class DuelingValues(ActionDistribution):
 class AtomValues(ActionDistribution):
     """Distributions of the return of each action: C51, Bellemare et al. 2017 (arXiv:1707.06887).
 
-    A model gives `[B, n * num_atoms]`, for each of n actions the logits of its atoms. The value of
-    an action, which it is chosen by, is the mean of its distribution.
+    A model computes `[B, n * num_atoms]`, for each of n actions the logits of its atoms. The value
+    of an action, by which actions are selected, is the mean of its distribution.
 
     Attributes:
         num_atoms: m.
-        v_min: the least atom.
-        v_max: the greatest one.
-        dueling: whether logits are V + A - mean(A), atom by atom, so that a mask takes forbidden
-            actions out of the mean.
+        v_min: the smallest atom.
+        v_max: the largest atom.
+        dueling: whether logits are V + A - mean(A), atom by atom, so that a mask excludes
+            forbidden actions from the mean.
 
     >>> from gymnasium import spaces
     >>> from tfpolicies.models.distributions import Categorical
@@ -53,7 +53,7 @@ class AtomValues(ActionDistribution):
 
     @cached_property
     def atoms(self) -> np.ndarray:
-        """The returns that the distributions are over, float32 `[m]`."""
+        """The support of the distributions, float32 `[m]`."""
         return np.linspace(self.v_min, self.v_max, self.num_atoms, dtype=np.float32)
 
     @property
@@ -61,7 +61,7 @@ class AtomValues(ActionDistribution):
         return self.num_inputs * self.num_atoms
 
     def logits(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns what a model gives, by action and atom: `[B, n, m]`."""
+        """Returns a model's outputs by action and atom: `[B, n, m]`."""
         return tf.reshape(outputs, [-1, self.num_inputs, self.num_atoms])
 
     def inputs_of(self, outputs: tf.Tensor) -> tf.Tensor:
@@ -83,7 +83,7 @@ class AtomValues(ActionDistribution):
 def _centred(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
     """Returns V + A - mean(A) with the mean over the allowed actions, those of the second axis.
 
-    That needs no look into the network: the mean of Q over all actions is V, so what is wanted is
+    It needs only Q: the mean of Q over all actions is V, so the result is
     Q - mean_allowed(Q) + mean_all(Q).
     """
     weights = tf.cast(allowed, tf.float32)

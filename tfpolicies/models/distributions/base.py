@@ -1,4 +1,4 @@
-"""What every action distribution can do."""
+"""Base classes of action distributions, and the registry of their names."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tfpolicies.models.settings import Settings
 from tfpolicies.registers import Register
 
 MASKED_LOGIT = float(np.finfo(np.float32).min)
-"""What a mask writes over the logit of a forbidden action: finite, so that no NaN can arise."""
+"""The logit of a forbidden action: finite, so that no NaN can arise."""
 
 IMPOSSIBLE_LOG_PROB = -1e9
-"""The least log-probability: 0 after Exp, and sums over cells and rows of it stay finite."""
+"""The smallest log-probability: its Exp is 0, and its sums over cells and rows stay finite."""
 
 
 @for_place("custom_action_dist")
 class Distribution(abc.ABC):
     """A batch of distributions over the actions of one leaf space.
 
-    A subclass says what it needs for a space (`num_inputs`, `noise_kind`, `noise_size`,
-    `mask_size`) and fills in the mathematics. Zero noise must give the mode.
+    A subclass defines the sizes for a space (`num_inputs`, `noise_kind`, `noise_size`,
+    `mask_size`) and implements the mathematics. Zero noise must give the mode.
 
     Args:
         inputs: `[B, num_inputs]` float32, as the model computed them.
@@ -47,21 +47,21 @@ class Distribution(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def num_inputs(space: spaces.Space) -> int:
-        """Returns how many numbers a model must compute per row."""
+        """Returns the number of outputs per row that a model must compute."""
 
     @staticmethod
     @abc.abstractmethod
     def noise_size(space: spaces.Space) -> int:
-        """Returns how many numbers of noise a row takes."""
+        """Returns the number of noise values per row."""
 
     @staticmethod
     def mask_size(space: spaces.Space) -> int:
-        """Returns how many inputs are logits that a mask may forbid: all of them or none."""
+        """Returns the number of inputs that are logits which a mask can forbid: all or none."""
         return 0
 
     @abc.abstractmethod
     def sample(self, noise: tf.Tensor) -> Any:
-        """Turns noise `[B, noise_size]` into actions `[B, *shape]`; zero noise into the mode."""
+        """Transforms noise `[B, noise_size]` to actions `[B, *shape]`; zero noise to the mode."""
 
     @abc.abstractmethod
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
@@ -73,7 +73,7 @@ class Distribution(abc.ABC):
 
     @abc.abstractmethod
     def kl(self, other: Any) -> tf.Tensor:
-        """Returns KL(self || other) in nats, float32 `[B]`; `other` is of the same kind."""
+        """Returns KL(self || other) in nats, float32 `[B]`; `other` is of the same class."""
 
     def deterministic_sample(self) -> Any:
         """Returns the mode, `[B, *shape]`."""
@@ -82,8 +82,8 @@ class Distribution(abc.ABC):
     def sampled_logp(self, noise: tf.Tensor) -> tf.Tensor:
         """Returns the log-probability of `sample(noise)`, float32 `[B]`.
 
-        It is differentiable in the inputs on the way through the sample, too, and exact where the
-        action itself has lost digits.
+        It is also differentiable in the inputs through the sample, and exact where the
+        action has lost digits.
         """
         return self.logp(self.sample(noise))
 
@@ -92,18 +92,18 @@ class Distribution(abc.ABC):
         return self.inputs[:, : self.mask_size(self.space)] > MASKED_LOGIT / 2
 
     def sample_leaves(self, noise: tf.Tensor) -> list[tf.Tensor]:
-        """Does what `sample` does, with one tensor per leaf of the space."""
+        """Computes `sample` as one tensor per leaf of the space."""
         return [self.sample(noise)]
 
     def logp_leaves(self, actions: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Does what `logp` does, for actions with one tensor per leaf of the space."""
+        """Computes `logp` of actions with one tensor per leaf of the space."""
         (action,) = actions
         return self.logp(action)
 
 
 @for_place("custom_action_dist")
 class WholeSpace(abc.ABC):
-    """A class of distributions over all leaves of an action space at once.
+    """A class of distributions over all leaves of an action space together.
 
     The parts of an action may depend on each other, as those of an autoregressive policy do.
     """
@@ -116,42 +116,42 @@ class WholeSpace(abc.ABC):
         Args:
             space: the action space.
             settings: the `model` settings.
-            **arguments: further ones of the class.
+            **arguments: further arguments of the class.
         """
 
 
 BOX_DISTRIBUTIONS = Register("A distribution", ConfigError)
-"""What a Box of floats, or a whole action space, can be given by name."""
+"""Distributions for Boxes of floats, or for whole action spaces, by name."""
 
 
 def register_box_distribution(name: str, kind: type[Distribution | WholeSpace]) -> None:
-    """Gives a distribution a name, for `model={"custom_action_dist": name}`.
+    """Registers a distribution under a name, for `model={"custom_action_dist": name}`.
 
     Args:
-        name: a non-empty text.
+        name: a non-empty string.
         kind: a `Distribution` for Boxes of floats, or a `WholeSpace`.
 
     Raises:
-        ConfigError: if the name is no text or the class is none of these.
+        ConfigError: if the name is not a string or the class is something else.
     """
     BOX_DISTRIBUTIONS.add(name, kind if is_whole_space(kind) else checked_kind(kind))
 
 
 def is_whole_space(kind: str | type | None) -> TypeGuard[type[WholeSpace]]:
-    """Whether something is a class of distributions over a whole action space."""
+    """Returns whether `kind` is a class of distributions over a whole action space."""
     return isinstance(kind, type) and issubclass(kind, WholeSpace)
 
 
 def is_distribution(kind: str | type | None) -> TypeGuard[type[Distribution]]:
-    """Whether something is a class of distributions over one leaf."""
+    """Returns whether `kind` is a class of distributions over one leaf."""
     return isinstance(kind, type) and issubclass(kind, Distribution)
 
 
 def checked_kind(kind: str | type | None) -> type[Distribution]:
-    """Returns what is given if it is a class of distributions.
+    """Returns `kind` if it is a class of distributions.
 
     Raises:
-        ConfigError: if it is none, or of a kind of noise that there is not.
+        ConfigError: if it is something else, or its `noise_kind` is unknown.
     """
     if not is_distribution(kind):
         hint = near_matches(kind, BOX_DISTRIBUTIONS) if isinstance(kind, str) else ""
@@ -168,5 +168,5 @@ def checked_kind(kind: str | type | None) -> type[Distribution]:
 
 
 def softplus(x: tf.Tensor) -> tf.Tensor:
-    """Returns log(1 + exp(x)) for any x, without overflow; its gradient is exact at 0, too."""
+    """Returns log(1 + exp(x)) for any x, without overflow; its gradient is also exact at 0."""
     return 0.5 * (x + tf.abs(x)) + tf.math.log(1.0 + tf.exp(-tf.abs(x)))

@@ -1,4 +1,4 @@
-"""Choices among finitely many actions: one choice, or one per cell of an array."""
+"""Distributions over finitely many actions: one choice, or one per cell of an array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfpolicies.models.spaces import cell_sizes
 class Categorical(Distribution):
     """One of n actions, from n logits. Gumbel noise, Maddison et al. 2014 (arXiv:1411.0030).
 
-    Actions are 0-based int64; the environment's `start` is added behind the policy.
+    Actions are 0-based int64; `ActionMapping` adds the environment's `start`.
     """
 
     noise_kind = "gumbel"
@@ -48,9 +48,9 @@ class Categorical(Distribution):
 class MultiCategorical(Distribution):
     """An independent choice in each cell of a MultiDiscrete or an integer Box.
 
-    The logits of a cell follow those of the cell before it, cells in C order. An integer Box has
-    `high - low + 1` actions in a cell. Actions `[B, *shape]` are 0-based int64; `start` or `low`
-    are added behind the policy. Log-probabilities, entropies and divergences are sums over cells.
+    The logits of the cells are concatenated in C order. An integer Box has `high - low + 1` actions
+    in a cell. Actions `[B, *shape]` are 0-based int64; `ActionMapping` adds `start` or `low`.
+    Log-probabilities, entropies and divergences are sums over cells.
     """
 
     noise_kind = "gumbel"
@@ -94,14 +94,14 @@ class MultiCategorical(Distribution):
 
 
 class _Group(NamedTuple):
-    """The cells that have the same number of actions."""
+    """Cells with the same number of actions."""
 
     size: int  # actions of each cell
     cells: np.ndarray  # [C] positions among all cells
-    columns: np.ndarray | None  # [C * size] their logits' columns; None if these are all, in order
+    columns: np.ndarray | None  # [C * size] columns of their logits; None for all, in order
 
     def of(self, logits: tf.Tensor) -> tf.Tensor:
-        """Returns the group's part of `[B, all logits]` as `[B, C, size]`."""
+        """Returns the group's logits `[B, C, size]`, given all logits `[B, ...]`."""
         if self.columns is not None:
             logits = tf.gather(logits, self.columns, axis=-1)
         return tf.reshape(logits, [-1, len(self.cells), self.size])
@@ -109,7 +109,7 @@ class _Group(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _groups(sizes: tuple[int, ...]) -> tuple[_Group, ...]:
-    """Groups cells by size, so that a thousand of them take no more operations than one."""
+    """Groups cells by size, so that a thousand of them need no more operations than one."""
     distinct = sorted(set(sizes))
     if len(distinct) == 1:
         return (_Group(distinct[0], np.arange(len(sizes)), None),)
@@ -141,7 +141,6 @@ def _kl(log_p: tf.Tensor, log_q: tf.Tensor) -> tf.Tensor:
 
 
 def _total(terms: list[tf.Tensor]) -> tf.Tensor:
-    """Sums terms `[B, cells of a group]` over all cells."""
     return tf.add_n([tf.reduce_sum(term, axis=-1) for term in terms])
 
 

@@ -17,9 +17,9 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class _Normals(Distribution):
-    """What is made of k independent normals, from k means and k logarithms of deviations.
+    """Base of distributions of k = prod(shape) independent normals.
 
-    An action of shape `shape` has k = prod(shape) components.
+    The inputs are k means and k logarithms of standard deviations.
     """
 
     @staticmethod
@@ -60,7 +60,7 @@ class DiagGaussian(_Normals):
 
 
 class SquashedGaussian(_Normals):
-    """A DiagGaussian put through tanh: actions in [-1, 1]. Haarnoja et al. 2018, appendix C.
+    """A DiagGaussian transformed by tanh: actions in [-1, 1]. Haarnoja et al. 2018, appendix C.
 
     Inputs are k means and k logarithms of standard deviations (arXiv:1801.01290); the latter are
     clipped to [-5, 2]. There is no closed form of the entropy nor of divergences.
@@ -71,7 +71,7 @@ class SquashedGaussian(_Normals):
         return tf.reshape(tf.tanh(mean + tf.exp(log_std) * noise), [-1, *self.space.shape])
 
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
-        """Returns the log-density of `actions`, which count as at most 1 - 1e-6 in size."""
+        """Returns the log-density of `actions`, clipped to [-1 + 1e-6, 1 - 1e-6]."""
         mean, log_std = self._clipped_parts()
         flat = tf.clip_by_value(_flat(actions, mean), -1.0 + 1e-6, 1.0 - 1e-6)
         u = 0.5 * (tf.math.log(1.0 + flat) - tf.math.log(1.0 - flat))  # atanh
@@ -97,7 +97,7 @@ class SquashedGaussian(_Normals):
 
 
 class Deterministic(Distribution):
-    """The model's outputs are the actions, and certain: log-probability and entropy are 0."""
+    """Actions equal to the model's outputs, with certainty: log-probability and entropy are 0."""
 
     @staticmethod
     def num_inputs(space: Any) -> int:
@@ -124,14 +124,14 @@ class Deterministic(Distribution):
 
 
 class SquashedDeterministic(Deterministic):
-    """tanh of the model's outputs, and certain: actions in [-1, 1]."""
+    """The tanh of the model's outputs, with certainty: actions in [-1, 1]."""
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
         return tf.tanh(super().sample(noise))
 
 
 class BoundedDeterministic(SquashedDeterministic):
-    """tanh of the model's outputs, brought to the bounds of the Box, and certain.
+    """The tanh of the model's outputs, scaled to the bounds of the Box, with certainty.
 
     Components without a lower or upper bound are in [-1, 1], clipped to the bound that exists.
     """
@@ -166,7 +166,7 @@ def _log_tanh_slope(u: tf.Tensor) -> tf.Tensor:
 def _no_closed_form(quantity: str) -> ConfigError:
     return ConfigError(
         f"SquashedGaussian has no {quantity} in closed form. Estimate it from samples with "
-        "`sampled_logp(noise)`, or use 'diag_gaussian' as model['custom_action_dist']."
+        "`sampled_logp(noise)`, or set model['custom_action_dist'] to 'diag_gaussian'."
     )
 
 

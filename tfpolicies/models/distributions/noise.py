@@ -1,4 +1,4 @@
-"""The kinds of noise that distributions transform, as a NumPy generator draws them."""
+"""The kinds of noise that distributions transform, drawn by a NumPy generator."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _TINY = np.finfo(np.float32).tiny
 
 
 class NoiseKind(NamedTuple):
-    """One kind of noise: numbers as a generator gives them, and what is made of them.
+    """One kind of noise: random numbers of a generator, and their transformation to noise.
 
-    The second step sees numbers only, so that it may be taken for many generators' at once.
+    The second step does not use the generator, so the numbers of many generators can share it.
     """
 
     draw: Callable[[np.random.Generator, np.ndarray], Any]
-    """Overwrites a contiguous float32 array with new numbers."""
+    """Overwrites a contiguous float32 array with random numbers."""
     finish: Callable[[np.ndarray], Any]
-    """Turns the numbers of an array into noise, in place."""
+    """Transforms the numbers of an array to noise, in place."""
 
     def fill(self, rng: np.random.Generator, out: np.ndarray) -> np.ndarray:
         """Overwrites a contiguous float32 array with new noise; returns it."""
@@ -34,16 +34,16 @@ class NoiseKind(NamedTuple):
 
 
 class NoiseAhead:
-    """The noise of calls to come, drawn in one go, which costs a fraction of drawing call by call.
+    """The noise of several calls, drawn together at a fraction of the cost of separate draws.
 
-    The numbers are the same ones in the same order. The generator is ahead of the calls until all
-    rows are taken, or somebody settles.
+    The numbers are the same ones in the same order. Until all rows are taken, or `settle` is
+    called, the state of the generator is that after the last row.
 
     Args:
         kind: the kind of all noise.
-        rng: draws.
-        rows: how many rows are drawn.
-        size: of a row.
+        rng: the generator.
+        rows: the number of rows to draw.
+        size: the number of values per row.
     """
 
     def __init__(self, kind: NoiseKind, rng: np.random.Generator, rows: int, size: int) -> None:
@@ -52,7 +52,7 @@ class NoiseAhead:
         self._noise = kind.fill(rng, np.empty((rows, size), np.float32))
 
     def take(self, rows: int) -> np.ndarray | None:
-        """Returns the noise of the next call, `[rows, size]`; None if there is not enough left."""
+        """Returns the noise of the next call, `[rows, size]`; None if too few rows are left."""
         first = self._taken
         if first + rows > len(self._noise):
             return None
@@ -60,7 +60,7 @@ class NoiseAhead:
         return self._noise[first : self._taken]
 
     def settle(self) -> None:
-        """Puts the generator where drawing call by call would have it; nothing is taken then."""
+        """Rewinds the generator to the rows taken so far; do not call `take` afterwards."""
         if self._taken < len(self._noise):
             self._rng.bit_generator.state = self._before
             self._kind.draw(self._rng, self._noise[: self._taken])
@@ -86,7 +86,7 @@ def _draw_logistic(rng: np.random.Generator, out: np.ndarray) -> None:
 
 
 def _finish_nothing(out: np.ndarray) -> None:
-    """Leaves the numbers as they are."""
+    """Does nothing: the numbers are the noise."""
 
 
 NOISE_KINDS = {
@@ -97,7 +97,7 @@ NOISE_KINDS = {
 
 
 def merge(blocks: Sequence[tuple[str, int]]) -> NoiseBlocks:
-    """Leaves empty blocks out and joins neighbours of one kind.
+    """Removes empty blocks and merges adjacent blocks of one kind.
 
     >>> merge([("gumbel", 3), ("normal", 0), ("gumbel", 2), ("normal", 1)])
     (('gumbel', 5), ('normal', 1))
