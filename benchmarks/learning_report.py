@@ -187,7 +187,7 @@ def _settings() -> list[str]:
         if set(task.seeds) - {"ours"}:
             told = learning_peer.arguments(task.algorithm, task.settings(), task.steps)
             told |= learning_peer.normalised(task.settings())
-            lines += ["The peers are told", "", "```text", _json(told), "```", ""]
+            lines += ["Settings of the peers:", "", "```text", _json(told), "```", ""]
     return lines
 
 
