@@ -518,7 +518,7 @@ def test_a_folder_of_exports_is_answered_with_the_command_that_serves_them(tmp_p
     (tmp_path / "empty").mkdir()
     assert main(["serve", str(tmp_path / "empty")]) == 2
     shown = capsys.readouterr().err
-    assert "is no ONNX export, and cannot be exported: Checkpoint" in shown
+    assert "is not an ONNX export, and cannot be exported: Checkpoint" in shown
     assert shown.count("tfpolicies: error:") == 1
 
 
