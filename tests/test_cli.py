@@ -395,7 +395,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange = RunFolder.create(here, "strange", content)
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
-        assert "no file chooses what is imported" in capsys.readouterr().err
+        assert "your code is only imported if you name it" in capsys.readouterr().err
     for name, value, told in (
         ("algo", "tfpolicies.cli.main", "algo 'tfpolicies.cli.main'"),
         ("algo", ["a.b:C"], "algo ['a.b:C']"),

@@ -535,7 +535,7 @@ def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["3"], "--pin 3 must say of which of the 2 models: --pin cat=3"),
+        (["3"], "--pin 3 must name one of the 2 models: --pin cat=3"),
         (["ca=3"], "'?ca=3'? names no model.*mean 'cat'.*The models are cat, dog"),
         (["cat="], "gives the model cat no version"),
         (["cat=3", "cat=4"], "gives the model cat two versions"),

@@ -108,8 +108,8 @@ def _named(source: str) -> tuple[str, Path]:
     path = resolve_path(written)
     if not path.exists():
         raise ExportError(
-            f"{describe_path(written, path)} does not exist. Give the folder of `tfpolicies export` "
-            "or a run."
+            f"{describe_path(written, path)} does not exist. Give the folder of `tfpolicies "
+            "export` or a run."
         )
     return name, path
 

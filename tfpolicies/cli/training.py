@@ -282,8 +282,8 @@ def _require_own_words(run: RunFolder, settings: TrainSettings) -> None:
     if foreign:
         names = ", ".join(found.name for found in foreign.values())
         raise UsageError(
-            f"{shown(run.run_json)} sets {names}, but a run file may not import code. Start a "
-            "new run with the same settings, or write a script."
+            f"{shown(run.run_json)} sets {names}, but your code is only imported if you name "
+            "it. Start a new run with the same settings, or write a script."
         )
 
 

@@ -47,13 +47,14 @@ def application(
     loads: bool = False,
     record: Callable[[AnsweredRequest], object] | None = None,
 ) -> ASGIApp:
-    """Returns an application that answers for the models of a repository.
+    """Returns an ASGI application for the models of a repository.
 
     Args:
         repository: the models.
-        access: who may ask; None for all, without control of the models.
-        loads: whether it loads the models when it starts, and watches them while it runs.
-        record: is called with each request that was answered; None for none.
+        access: the access rules; None to accept all requests, without control of the models.
+        loads: whether it loads the models when it starts, and checks for new versions while it
+        runs.
+        record: called with each answered request; None for none.
     """
     rest = _Rest(repository, access or Access("0.0.0.0"))
     model = "/v2/models/{model}"
@@ -84,7 +85,7 @@ def application(
 
 
 class _Recorded:
-    """An application whose requests are recorded once they are answered."""
+    """An application whose requests are logged after their response."""
 
     def __init__(self, app: ASGIApp, record: Callable[[AnsweredRequest], object]) -> None:
         self._app, self._record = app, record
@@ -116,9 +117,9 @@ _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+)
 
 
 class _Inference:
-    """Answers requests for actions, and hands all others to an application with routes.
+    """Answers requests for actions, and passes all others to an application with routes.
 
-    Routes, middleware and request objects take as long as a small policy.
+    Routing, middleware and request objects would take as long as a small policy.
     """
 
     def __init__(self, repository: Repository, others: ASGIApp, access: Access | None) -> None:
@@ -156,7 +157,7 @@ class _Inference:
     async def _infer(
         self, method: str, headers: dict[bytes, bytes], asked: re.Match[str], receive: Receive
     ) -> Any:
-        """Returns the headers and the body of an answer."""
+        """Returns the headers and the body of a response."""
         if method != "POST":
             raise RequestError(f"Actions are asked for by POST, got {method}.", 405)
         name, metrics = asked["model"], self._repository.metrics
@@ -192,17 +193,17 @@ def _body_is_unread() -> Iterator[None]:
 async def _read_body(
     headers: Mapping[bytes, bytes], receive: Receive, arrival: Arrival, most: int
 ) -> bytes:
-    """Returns the body of a request; those that have not arrived whole share a limit.
+    """Returns the body of a request, within the shared memory budget.
 
     Args:
         headers: of the request.
-        receive: gives the parts of the body.
-        arrival: counts its bytes, if it does not come in one part or is large.
+        receive: returns the parts of the body.
+        arrival: counts its bytes, if it has several parts or is large.
         most: bytes of a body.
 
     Raises:
-        RequestError: if it is compressed, too large or too slow, or gives way to others.
-        ClientDisconnect: if the client hangs up before its end.
+        RequestError: if it is compressed, too large or too slow, or is aborted for others.
+        ClientDisconnect: if the client disconnects before its end.
     """
     declared = headers.get(b"content-length", b"0")
     with _body_is_unread():
@@ -220,7 +221,7 @@ async def _read_body(
 
 
 async def _read_parts(first: Message, receive: Receive, arrival: Arrival, most: int) -> bytes:
-    """Returns a body of several parts, or of a large one."""
+    """Returns a body of several parts, or a large one."""
     message, until = first, time.monotonic() + _PATIENCE
     gives_way = asyncio.get_running_loop().create_future()
     arrival.give_up = gives_way.cancel
@@ -245,10 +246,10 @@ def _too_large(size: str, most: int) -> RequestError:
 
 
 async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[None]) -> Message:
-    """Returns another part of a body that has begun.
+    """Returns the next part of a body.
 
     Raises:
-        RequestError: if it has not come at that time, or is to give way to others.
+        RequestError: if it has not arrived at that time, or is aborted for others.
     """
     part = asyncio.ensure_future(receive())
     try:

@@ -1,4 +1,4 @@
-"""TLS of a server: its certificate and key, from two files."""
+"""Reads the TLS certificate and key of a server from two files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tls(NamedTuple):
     """A certificate and its key.
 
     Attributes:
-        certificate: the server's certificate and those that it depends on, in PEM.
+        certificate: the server's certificate and the rest of its chain, in PEM.
         key: its private key, in PEM.
         context: both for Python's `ssl`.
     """
@@ -37,11 +37,11 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
     Args:
         certificate: a file in PEM, with the server's certificate first.
         key: a file in PEM with its private key, which is not encrypted.
-        warn: is called with a line of text if other users may read the key.
+        warn: called with a line of text if other users may read the key.
 
     Raises:
-        UsageError: if one cannot be read or holds something else, the key is of another
-            certificate, or OpenSSL or gRPC do not take it; the message names the file.
+        UsageError: if one cannot be read or has other contents, the key does not match the
+            certificate, or OpenSSL or gRPC do not accept it; the message names the file.
     """
     chain, _ = read_secret("--tls-cert", certificate, _LARGEST)
     private, mode = read_secret("--tls-key", key, _LARGEST)
@@ -87,6 +87,6 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
 
 
 def _decode(key: bytes) -> bytes:
-    """Returns what the text of a private key in PEM stands for; "" for other text."""
+    """Decodes a private key in PEM; "" for other text."""
     begun = key.partition(b"PRIVATE KEY-----")[2]
     return base64.b64decode(begun.partition(b"-----END")[0])
