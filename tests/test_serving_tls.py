@@ -115,9 +115,9 @@ def test_other_files_are_refused_by_name(home, files, tmp_path):
     subprocess.run([*command, "-out", str(locked)], check=True, capture_output=True)
     for pair, words in [
         ((certificate, other), r"other.key' is not the key of the certificate in .*server.crt'"),
-        ((broken, key), r"--tls-cert .*broken.pem' must hold certificates in PEM"),
-        ((key, key), r"--tls-cert .*server.key' must hold certificates"),
-        ((certificate, certificate), r"--tls-key .*server.crt' must hold a private key in PEM"),
+        ((broken, key), r"--tls-cert .*broken.pem' must contain certificates in PEM"),
+        ((key, key), r"--tls-cert .*server.key' must contain certificates"),
+        ((certificate, certificate), r"--tls-key .*server.crt' must contain a private key in PEM"),
         ((certificate, locked), r"--tls-key .*locked.pem' is encrypted"),
         ((tmp_path / "none", key), r"--tls-cert .*none' cannot be read"),
         ((certificate, tmp_path), r"--tls-key .* cannot be read"),

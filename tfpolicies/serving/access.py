@@ -24,7 +24,7 @@ _HEALTH = ("/v2/health/live", "/v2/health/ready")
 _LONGEST_TOKEN = 4096  # bytes of the file
 _MOST_TAKEN = 100
 _OF_PAGES = {b"origin", b"sec-fetch-site"}
-_OWN_SITE = (b"same-origin", b"none")  # `none` is an address that a person typed
+_OWN_SITE = (b"same-origin", b"none")  # `none`: the user typed the address
 
 
 class Access:
@@ -62,7 +62,7 @@ class Access:
             names.add(host.lower())
         self._hosts = {name.encode() for name in names}
         self._origins = {origin.encode() for origin in self.origins}
-        self._taken: set[bytes] = set()  # values of `Host` that need no further look
+        self._taken: set[bytes] = set()  # values of `Host` that were accepted before
         self._authorization = f"Bearer {token}".encode() if token else b""
 
     def check_http(self, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -79,7 +79,7 @@ class Access:
         name = _without_port(host.lower())
         if self._hosts and host not in self._hosts and name not in self._hosts:
             raise RequestError(
-                f"This server is not called {quote(host.decode('latin-1'))}. Send the Host "
+                f"This server does not accept the Host {quote(host.decode('latin-1'))}. Send "
                 f"{' or '.join(sorted(x.decode() for x in self._hosts))}, or start the server with "
                 "--allowed-host.",
                 403,
@@ -109,8 +109,8 @@ class Access:
         """
         if self._authorization and not hmac.compare_digest(authorization, self._authorization):
             raise RequestError(
-                "This server asks for a token. Send the header Authorization: Bearer TOKEN, with "
-                "what is in its --token-file.",
+                "This server requires a token. Send the header Authorization: Bearer TOKEN, with "
+                "the content of its --token-file.",
                 401,
             )
 
@@ -122,7 +122,8 @@ class Access:
         """
         if not self.control:
             raise RequestError(
-                "This server loads and unloads no models on request. Start it with --control.", 403
+                "This server does not load or unload models on request. Start it with --control.",
+                403,
             )
 
 
@@ -148,8 +149,8 @@ def read_token(path: Path, warn: Callable[[str], object]) -> str:
     token = content.strip()
     if not token or not all(32 < byte < 127 for byte in token):
         raise UsageError(
-            f"--token-file {str(path)!r} must hold one word of at most {_LONGEST_TOKEN} ASCII "
-            "characters. Write one: openssl rand -hex 32 > FILE."
+            f"--token-file {str(path)!r} must contain one word of at most {_LONGEST_TOKEN} ASCII "
+            "characters. Create one: openssl rand -hex 32 > FILE."
         )
     warn_if_shared(path, mode, warn)
     return token.decode()
@@ -176,7 +177,7 @@ def read_secret(option: str, path: Path, limit: int) -> tuple[bytes, int]:
 def warn_if_shared(path: Path, mode: int, warn: Callable[[str], object]) -> None:
     """Calls `warn` with a line of text if other users may read a file with this mode."""
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        warn(f"Other users may read {path}. Let only yourself read it: chmod 600 {path}.")
+        warn(f"Other users may read {path}. Restrict it to yourself: chmod 600 {path}.")
 
 
 def _without_port(host: bytes) -> bytes:

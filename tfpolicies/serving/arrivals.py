@@ -7,10 +7,10 @@ from collections.abc import Callable
 from tfpolicies.errors import RequestError
 
 TIMES = 8
-"""How often the largest body fits into what all requests that are arriving may take."""
+"""The budget of all requests as a multiple of the largest body."""
 
 SMALL = 65_536
-"""Bytes of a body that are not counted: connections are, and each holds as much anyway."""
+"""Size up to which a body is not counted: each connection buffers this much anyway."""
 
 
 class Arrival:
@@ -58,7 +58,7 @@ class Arrivals:
     def __init__(self, max_body: int) -> None:
         self._most = TIMES * max_body
         self._used = 0
-        self._all: dict[Arrival, None] = {}  # in the order in which they began
+        self._all: dict[Arrival, None] = {}  # in the order of their beginning
 
     def begin(self) -> Arrival:
         """Returns a new request with a size of 0."""
@@ -74,7 +74,7 @@ class Arrivals:
             largest = max(others, key=lambda other: other.size, default=arrival)
             if largest is arrival:
                 raise RequestError(
-                    f"Requests that have not arrived whole take {self._used} bytes, and may take "
+                    f"Incomplete requests take {self._used} bytes, but may take at most "
                     f"{self._most} ({TIMES} times --max-body). Try again later.",
                     503,
                 )

@@ -17,11 +17,11 @@ from tfpolicies.serving.time_limits import OverdueError
 Arrays = Mapping[str, np.ndarray]
 Limit = Callable[[float], AbstractContextManager[Any]]
 
-_AT_ONCE = 0.001  # seconds of a batch for which another thread is not worth the way there
-_LONGEST_AT_ONCE = 0.25  # seconds after which a batch, and all later ones, go to a thread after all
-_TURNS = 10  # of the event loop without a further request, after which a batch starts
-_PATIENCE = 0.001  # seconds after which it starts whatever comes
-_MANY = 16  # rows with which the cost of one is found
+_AT_ONCE = 0.001  # seconds of a batch up to which it runs in the event loop
+_LONGEST_AT_ONCE = 0.25  # time limit there; if exceeded, all later batches use a thread
+_TURNS = 10  # turns of the event loop without a further request, after which a batch starts
+_PATIENCE = 0.001  # seconds after which a batch starts in any case
+_MANY = 16  # rows of the trial batch that measures the cost per row
 
 
 class Cost(NamedTuple):
@@ -42,7 +42,7 @@ class Cost(NamedTuple):
         Args:
             run: runs the given number of rows and returns the seconds.
         """
-        run(2)  # the first one prepares
+        run(2)  # warm-up
         one = min(run(1) for _ in range(3))
         if one > _AT_ONCE:
             return cls(0.0, one)
@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 
 
 LONG = Cost(call=float("inf"), row=0.0)
-"""The cost of what may take any time, as whole sequences do."""
+"""The cost of batches of unknown length, such as whole sequences."""
 
 
 class _Uncancellable(asyncio.Future[Arrays]):
@@ -143,7 +143,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         try:
             running = loop.run_in_executor(self._executor, self._attempt, jobs, self._seconds)
-        except RuntimeError as error:  # the server ends
+        except RuntimeError as error:  # the server is stopping
             self._finish(jobs, error)
         else:
             running.add_done_callback(lambda done: self._finish(jobs, done.result()))
@@ -175,7 +175,7 @@ class Batcher:
 
     def _finish(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
         """Delivers the outputs to the callers, after scheduling the next batch."""
-        if isinstance(outputs, Exception) and len(jobs) > 1:  # the fault of one harms no other
+        if isinstance(outputs, Exception) and len(jobs) > 1:  # retries each request separately
             alone = [job._replace(kind=(number,)) for number, job in enumerate(jobs)]
             self._waiting.extendleft(reversed(alone))
         self._is_busy = bool(self._waiting)
@@ -183,7 +183,7 @@ class Batcher:
             asyncio.get_running_loop().call_soon(self._start)
         start = 0
         for job in jobs:
-            if job.answer.done():  # its caller has gone
+            if job.answer.done():  # its caller has disconnected
                 pass
             elif not isinstance(outputs, Exception):
                 part = slice(start, start + job.rows)

@@ -11,11 +11,11 @@ from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.serving.texts import LONGEST_NAME, quote, require_short
 
 VALUES = "vf_preds"
-"""The output that takes a critic; nothing else does."""
+"""The only output that needs the critic."""
 
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _KNOWN = ("seed", "explore", *_SEQUENCE)
-_IGNORED = ("priority", "timeout", "binary_data_output")  # what clients of other servers send
+_IGNORED = ("priority", "timeout", "binary_data_output")  # sent by clients of other servers
 
 
 class Options(NamedTuple):
@@ -48,8 +48,8 @@ class Options(NamedTuple):
             if name not in _KNOWN and name not in _IGNORED:
                 require_short("a parameter", name)
                 raise RequestError(
-                    f"There is no parameter {quote(name)}.{near_matches(name, _KNOWN)} Requests "
-                    f"take {', '.join(_KNOWN)}."
+                    f"There is no parameter {quote(name)}.{near_matches(name, _KNOWN)} Parameters "
+                    f"are {', '.join(_KNOWN)}."
                 )
         seed = _of_type(parameters, "seed", int, None)
         explore = _of_type(parameters, "explore", bool, seed is not None)

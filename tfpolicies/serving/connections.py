@@ -20,30 +20,30 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tfpolicies.serving.logs import REFUSED, AnsweredRequest
 
-_LONGEST_HEAD = 65_536  # bytes of an address, or of all headers
-_HEAD_SECONDS = 20.0  # that a connection or a begun request may go without complete headers
-_BODY_SECONDS = 60.0  # that a request may go without a byte of its body
-_IDLE_SECONDS = 200.0  # from a request to the next one; uvicorn's limit counts from the answer
-_CLOSING_SECONDS = 10.0  # that a client may take to read its last answer
-_LAST_SECONDS = 1.0  # that a connection without a request may stay when the server stops
-_PAUSE_SECONDS = 0.1  # after a connection could not be accepted
-_EVERY = 1.0  # seconds between two looks at all connections
-_SPARED = 64  # descriptors for models' files, gRPC's own and what else opens
-_MOST, _FEWEST = 4096, 4  # connections, whatever the number of descriptors
+_LONGEST_HEAD = 65_536  # bytes of a URL, or of all headers
+_HEAD_SECONDS = 20.0  # time limit for complete headers
+_BODY_SECONDS = 60.0  # time limit between two parts of a body
+_IDLE_SECONDS = 200.0  # from a request to the next one; uvicorn's limit counts from the response
+_CLOSING_SECONDS = 10.0  # time limit for a client to read its last response
+_LAST_SECONDS = 1.0  # how long connections without a request stay open when the server stops
+_PAUSE_SECONDS = 0.1  # pause after a connection could not be accepted
+_EVERY = 1.0  # seconds between two checks of all connections
+_SPARED = 64  # descriptors reserved for models' files, gRPC and others
+_MOST, _FEWEST = 4096, 4  # connections, for any number of descriptors
 
 _SO_ATTACH_FILTER = 26  # of Linux; `socket` has no name for it
 _DROP_SYN = (  # instructions of BPF: code, jumps if true and false, operand
     (0x30, 0, 0, 13),  # load the byte with the flags of TCP
-    (0x45, 0, 1, 0x02),  # is SYN set, with which clients begin a connection?
+    (0x45, 0, 1, 0x02),  # is SYN set, which opens a connection?
     (0x06, 0, 0, 0),  # then drop the packet
-    (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+    (0x06, 0, 0, 0xFFFFFFFF),  # else accept all of it
 )
 
 _REASONS = {
     400: "Invalid HTTP request received.",
     408: "The request did not arrive in time.",
-    414: f"The address may have {_LONGEST_HEAD} bytes.",
-    431: f"The headers may have {_LONGEST_HEAD} bytes.",
+    414: f"The URL may have at most {_LONGEST_HEAD} bytes.",
+    431: f"The headers may have at most {_LONGEST_HEAD} bytes.",
 }
 
 
@@ -89,7 +89,7 @@ class Connections:
         self._record = record
         self._most, self._most_of_address = most, most - most // 4
         self.is_draining = self.is_stopping = False
-        self._all: dict[Connection | TlsHandshake, None] = {}  # those that wait longest first
+        self._all: dict[Connection | TlsHandshake, None] = {}  # the oldest first
         self._count: Counter[str] = Counter()
 
     def add(self, connection: Connection | TlsHandshake) -> None:
@@ -169,10 +169,10 @@ class Connection(HttpToolsProtocol):
         self._connections = connections
         self.address, self.since = "", time.monotonic()
         self.handshake: TlsHandshake | None = None
-        self._chunk = 0  # bytes of what is parsed now
-        self._unparsed = 0  # bytes that came without an end of a head, or a part of a body
-        self._is_body = False  # whether what is parsed now has a part of a body
-        self._status = 400  # of what the parser refuses
+        self._chunk = 0  # size of the data that is being parsed
+        self._unparsed = 0  # bytes received since the last complete headers or part of a body
+        self._is_body = False  # whether the data that is being parsed has a part of a body
+        self._status = 400  # status if the parser refuses the request
 
     @property
     def is_used(self) -> bool:
@@ -355,7 +355,7 @@ async def accept_tls(
     while True:
         try:
             accepted, (address, *_) = await loop.sock_accept(listening)
-        except OSError:  # the client has gone, or there are no descriptors
+        except OSError:  # the client has disconnected, or there are no descriptors
             await asyncio.sleep(_PAUSE_SECONDS)
             continue
         handshake = TlsHandshake(accepted, address)

@@ -44,8 +44,8 @@ def deployment(export: str | Path, *, name: str | None = None, **options: object
         find_version(folder)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"There is no export to deploy in {describe_path(export, folder)}. {error} Give its "
-            "folder."
+            f"There is no export to deploy in {describe_path(export, folder)}. {error} Give the "
+            "folder of an export."
         ) from error
     model = name or name_model(folder)
     is_alone = options.get("num_replicas", 1) in (None, 1) and "autoscaling_config" not in options

@@ -15,11 +15,11 @@ import orjson
 from tfpolicies.system.standard_files import discard_output
 
 REFUSED = "tfpolicies.refused"
-"""Where the scope of a request has the status by which its connection refused the rest of it."""
+"""Key in an ASGI scope: the status with which the connection refused the rest of the request."""
 
 _MODEL = re.compile(r"/v2/(?:repository/)?models/([^/]+)")
 _LONGEST_PATH = 200  # characters
-_MOST_WAITING = 10_000  # requests whose lines are not written yet
+_MOST_WAITING = 10_000  # most requests whose lines are not written yet
 _BETWEEN = 0.1  # seconds between two writes
 
 
@@ -90,7 +90,7 @@ class Log:
         """Writes the queued lines."""
         self._is_closed.set()
         if self._writer is not None:
-            self._writer.join(10 * _BETWEEN)  # longer only if nobody reads
+            self._writer.join(10 * _BETWEEN)  # reached only if the output is not read
 
     def _write_requests(self) -> None:
         is_closed = False
@@ -100,7 +100,7 @@ class Log:
             left_out, self._left_out = self._left_out, 0
             self._write([self._format(request) for request in requests])
             if left_out:
-                self(f"{left_out} requests have no line: the log was not read fast enough.")
+                self(f"{left_out} requests were not logged: the log was not read fast enough.")
 
     def _format(self, request: AnsweredRequest) -> str:
         path = request.path[:_LONGEST_PATH]
@@ -122,9 +122,9 @@ class Log:
             return
         output = self._output or sys.stdout
         try:
-            output.write("".join(f"{line}\n" for line in lines))  # at once: two threads write
+            output.write("".join(f"{line}\n" for line in lines))  # one call: two threads write
             output.flush()
-        except (OSError, ValueError) as error:  # a server goes on, whoever closed its output
+        except (OSError, ValueError) as error:  # a closed output does not stop the server
             if self._output is None and isinstance(error, BrokenPipeError):
                 discard_output()
 

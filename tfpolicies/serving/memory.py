@@ -28,7 +28,7 @@ class Memory:
         self._carried = policy.fresh(0)
         self._free: list[int] = []
         self._size = 0
-        self._lock = threading.Lock()  # batches may run in threads
+        self._lock = threading.Lock()  # batches may run in several threads
 
     def __len__(self) -> int:
         return self._size - len(self._free)

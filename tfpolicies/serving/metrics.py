@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tfpolicies.errors import RequestError
 
 GONE = 499
-"""The status that is counted for clients that hang up."""
+"""The status that is counted for clients that disconnect."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -33,13 +33,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         by_status = ("model", "protocol", "status")
         self.requests = self._make(Counter, "requests", "Answered requests for actions", *by_status)
-        seconds = "Seconds from a request to its answer"
+        seconds = "Seconds from a request to its response"
         self.seconds = self._make(Histogram, "request_seconds", seconds, "model", buckets=_SECONDS)
-        rows = "Rows that ran together"
+        rows = "Rows per batch"
         self.batch_rows = self._make(Histogram, "batch_rows", rows, "model", buckets=_ROWS)
-        loads = "Versions that were taken up or refused"
+        loads = "Versions that were loaded or refused"
         self.loads = self._make(Counter, "loads", loads, "model", "outcome")
-        self.sequences = self._make(Gauge, "sequences", "Sequences that are remembered", "model")
+        self.sequences = self._make(Gauge, "sequences", "Active sequences", "model")
 
     def _make(self, kind: Any, name: str, help: str, *labels: str, **settings: object) -> Any:
         return kind(f"tfpolicies_{name}", help, labels, registry=self._registry, **settings)

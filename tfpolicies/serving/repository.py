@@ -18,9 +18,9 @@ from tfpolicies.serving.served import LIMITS, Limits, ServedModel
 from tfpolicies.serving.texts import quote, require_short
 from tfpolicies.serving.time_limits import TimeLimits
 
-_EVERY = 1.0  # seconds between two looks at a folder
+_EVERY = 1.0  # seconds between two checks of a folder
 _NAME = re.compile(r"[^/\\?#%\s]+")
-_THREADS = 2  # of each model, so that one that takes long holds up no other
+_THREADS = 2  # separate for each model, so that a slow model does not delay others
 
 
 _Parsed = TypeVar("_Parsed")
@@ -160,8 +160,8 @@ def named(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
     for name, folder in sources:
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"A model's name stands in addresses, so it has no spaces and none of /\\?#%, got "
-                f"{name!r}. Name it: NAME={folder}."
+                f"A model's name is part of URLs, so it must not have spaces or any of /\\?#%, got "
+                f"{name!r}. Give another name: NAME={folder}."
             )
         number, unique = 1, name
         while unique in found:

@@ -30,14 +30,14 @@ from tfpolicies.serving.served import ServedModel
 from tfpolicies.serving.texts import quote
 
 _JSON_LENGTH = JSON_LENGTH.encode()
-_PATIENCE, _SLOWEST = 60.0, 10_000  # seconds that a body may take, and bytes of one second more
+_PATIENCE, _SLOWEST = 60.0, 10_000  # a body may take 60 s, and a second more per 10,000 bytes
 _LONGEST = 2000  # characters of an error
 LARGE = 1_000_000
-"""Bytes of a request above which it is parsed in another thread."""
+"""Size in bytes above which a request is parsed in another thread."""
 
 _EXTENSIONS = "binary_tensor_data model_configuration model_repository parameters sequence"
 SERVER = {"name": "tfpolicies", "version": __version__, "extensions": _EXTENSIONS.split()}
-"""What the protocol says of this server."""
+"""The protocol's metadata of this server."""
 
 
 def application(
@@ -159,7 +159,7 @@ class _Inference:
     ) -> Any:
         """Returns the headers and the body of a response."""
         if method != "POST":
-            raise RequestError(f"Actions are asked for by POST, got {method}.", 405)
+            raise RequestError(f"Requests for actions must use POST, got {method}.", 405)
         name, metrics = asked["model"], self._repository.metrics
         model = self._repository[name]
         with metrics.measure(name, "http", gone=ClientDisconnect):
@@ -212,7 +212,7 @@ async def _read_body(
             raise RequestError(told, 415)
         if declared.isdigit() and (len(declared) > DIGITS or int(declared) > most):
             raise _too_large(declared[:DIGITS].decode(), most)
-        message = await receive()  # before anything came, waiting costs no memory
+        message = await receive()  # before the first bytes, waiting needs no memory
         if not message.get("more_body", False) and message["type"] == "http.request":
             body: bytes = message.get("body", b"")
             if len(body) <= min(LARGE, most):
@@ -242,7 +242,7 @@ async def _read_parts(first: Message, receive: Receive, arrival: Arrival, most: 
 
 
 def _too_large(size: str, most: int) -> RequestError:
-    return RequestError(f"The body may have {most} bytes (--max-body), got {size}.", 413)
+    return RequestError(f"The body may have at most {most} bytes (--max-body), got {size}.", 413)
 
 
 async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[None]) -> Message:
@@ -260,8 +260,8 @@ async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[N
         )
         if gives_way.done():
             raise RequestError(
-                "The body was the largest of those that have not arrived whole, and others need "
-                "its memory. Try again later.",
+                "The body was the largest incomplete one, and other requests need its memory. Try "
+                "again later.",
                 503,
             )
         if not part.done():
@@ -304,7 +304,7 @@ class _Rest:
             headers, most = dict(request.scope["headers"]), self._repository.limits.max_body
             body = await _read_body(headers, request.receive, arrival, most)
         if len(body) > SMALL:
-            raise RequestError(f"The body may have {SMALL} bytes here, got {len(body)}.", 413)
+            raise RequestError(f"The body may have at most {SMALL} bytes, got {len(body)}.", 413)
         try:
             asked = orjson.loads(body or b"{}")
         except orjson.JSONDecodeError as error:
@@ -336,7 +336,7 @@ def _json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]], status: int =
 
 async def _refused(request: Request, error: RequestError) -> Response:
     response = _json({"error": str(error)[:_LONGEST]}, error.status)
-    if isinstance(error, _UnreadBodyError):  # what comes cannot be told from another request
+    if isinstance(error, _UnreadBodyError):  # the rest would be parsed as another request
         response.headers["connection"] = "close"
     if error.status == 401:
         response.headers["www-authenticate"] = "Bearer"

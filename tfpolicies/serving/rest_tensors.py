@@ -15,11 +15,11 @@ from tfpolicies.serving.texts import quote, require_few, require_short
 from tfpolicies.type_aliases import Json
 
 JSON_LENGTH = "inference-header-content-length"
-"""The header that says how much of a body is JSON."""
+"""The header with the length of the JSON part of a body."""
 
 _BINARY, _SIZE = "binary_data", "binary_data_size"
 DIGITS = 19
-"""The most that the length of a body has."""
+"""The most digits of the length of a body."""
 
 
 class Asked(NamedTuple):
@@ -102,8 +102,8 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
             continue
         if type(size) is not int or not 0 <= size <= len(raw) - start:
             raise RequestError(
-                f"Input {quote(name)} must have the bytes that {_SIZE} says after the JSON, "
-                f"{quote(size)}, but {len(raw) - start} are left."
+                f"Input {quote(name)} must have {quote(size)} bytes after the JSON, as {_SIZE} "
+                f"says, but {len(raw) - start} are left."
             )
         yield name, from_bytes(name, datatype, shape, raw[start : start + size])
         start += size
@@ -119,7 +119,7 @@ def _require_few_values(body: bytes, end: int, most: int) -> None:
     """
     if end <= most // 16:
         return
-    content = np.frombuffer(body, np.uint8, end)  # NumPy counts while other threads run
+    content = np.frombuffer(body, np.uint8, end)  # NumPy releases the GIL
     commas, brackets, braces = (np.count_nonzero(content == ord(mark)) for mark in ",[{")
     lists = brackets + braces
     values = commas + lists

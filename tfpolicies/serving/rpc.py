@@ -47,12 +47,12 @@ _CONTENTS = {
 
 SERVICE = "inference.GRPCInferenceService"
 
-_LONGEST = 2000  # characters of an error, which travels in a header
-_QUICK = 0.05  # seconds that a message may take to arrive without being counted
-_PATIENCE = 60.0  # seconds that one may take in all
-_SIZE_IN_MEMORY = 2  # bytes that gRPC keeps for each byte of a message that arrives
+_LONGEST = 2000  # characters of an error, which is sent in a header
+_QUICK = 0.05  # seconds after which an incomplete message is counted
+_PATIENCE = 60.0  # time limit of a message
+_SIZE_IN_MEMORY = 2  # bytes that gRPC buffers for each byte of an incoming message
 _OPEN = ("ServerLive", "ServerReady")  # methods that need no token
-_HOLD = 0.1  # seconds in which the next requests of clients arrive before they are sent away
+_HOLD = 0.1  # seconds in which busy clients send a further request, before the GOAWAY
 
 
 class _Message:
@@ -78,7 +78,7 @@ class _Message:
         try:
             content = await context.read()
         except asyncio.CancelledError:
-            if self._problem is None:  # the client has gone
+            if self._problem is None:  # the client has disconnected
                 raise
             raise self._problem from None
         finally:
@@ -94,7 +94,7 @@ class _Message:
             self._end(error)
 
     def _give_way(self) -> None:
-        reason = "Others need the memory of this message, which takes long to arrive. Try it again."
+        reason = "Others need the memory of this message, which arrives slowly. Try again later."
         self._end(RequestError(reason, 503))
 
     def _end_late(self) -> None:
@@ -203,7 +203,7 @@ class Rpc(grpc.GenericRpcHandler):
             with self._repository.arrivals.begin() as arrival:
                 content = await _Message(arrival, self._size).read(context)
                 arrival.can_give_way = False
-                if len(content) > LARGE and not arrival.size:  # it waits for its turn to be parsed
+                if len(content) > LARGE and not arrival.size:  # large messages queue for parsing
                     arrival.grow(len(content))
                 request = await self._parse(method, content)
             model = _model_name(request) if self._record else ""

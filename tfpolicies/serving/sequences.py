@@ -74,7 +74,7 @@ class Sequences:
     def __init__(self, most: int, idle: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._idle, self._clock = most, idle, clock
         self._all: OrderedDict[Name, Sequence] = OrderedDict()  # the least recently used first
-        self._rows = 0  # of all of them
+        self._rows = 0  # of all sequences
 
     def __len__(self) -> int:
         return len(self._all)
@@ -97,7 +97,7 @@ class Sequences:
         version = (known.running if known else newest).version
         if call.version not in ("", version.name):
             raise RequestError(
-                f"The sequence {quote(name)} is answered by the version {version.name!r}, got a "
+                f"The sequence {quote(name)} uses the version {version.name!r}, got a "
                 f"request for {quote(call.version)}. Leave the version out.",
                 404,
             )
@@ -115,7 +115,7 @@ class Sequences:
                 raise self._unknown(name)
             try:
                 outputs = await sequence.step(feed, call)
-            except asyncio.CancelledError:  # its caller has gone, but it was taken
+            except asyncio.CancelledError:  # its caller has disconnected, but it was executed
                 self._taken(sequence, call)
                 raise
             self._taken(sequence, call)
@@ -143,8 +143,8 @@ class Sequences:
         others = self._rows - (before.rows if before else 0)
         if others + rows > self._most:
             raise RequestError(
-                f"The server remembers {self._most} rows of sequences of this model at the most "
-                f"(--max-sequences); {others} play, and {rows} would begin. End some with "
+                f"The server keeps at most {self._most} rows of sequences of this model "
+                f"(--max-sequences); {others} are active, and {rows} would be added. End some with "
                 "sequence_end, or try again later.",
                 429,
             )
@@ -156,8 +156,8 @@ class Sequences:
 
     def _unknown(self, name: Name) -> RequestError:
         return RequestError(
-            f"There is no sequence {quote(name)}: it was not begun with sequence_start, has ended, "
-            f"or had no step for {self._idle:g} s. Begin it with sequence_start."
+            f"There is no sequence {quote(name)}: it was not started with sequence_start, has "
+            f"ended, or had no step for {self._idle:g} s. Start it with sequence_start."
         )
 
     def _touch(self, sequence: Sequence) -> None:

@@ -85,8 +85,8 @@ class ServedModel:
         self._running: Running | None = None
         self._sequences = Sequences(limits.max_sequences, limits.sequence_idle)
         metrics.sequences.labels(name).set_function(lambda: len(self._sequences))
-        self._seen: Any = None  # how the folder looked when its version was taken up or refused
-        self._glimpsed: Any = None  # how it looked last
+        self._seen: Any = None  # file signature of the version that was loaded or refused
+        self._glimpsed: Any = None  # file signature of the last check
         self._loading = asyncio.Lock()
 
     @property
@@ -130,8 +130,8 @@ class ServedModel:
         current = self.version.name
         if name not in ("", current):
             raise RequestError(
-                f"There is no version {quote(name)} of the model {self.name!r}: {current!r} is the "
-                "one that answers. Leave the version out.",
+                f"There is no version {quote(name)} of the model {self.name!r}: the active one is "
+                f"{current!r}. Leave the version out.",
                 404,
             )
 
@@ -182,7 +182,7 @@ class ServedModel:
                 await self.load()
             except ValueError as error:
                 kept = self._running.version.name if self._running else "none"
-                self._tell(f"{self.name}: refused a new version, {kept} goes on. {error}")
+                self._tell(f"{self.name}: refused a new version, {kept} stays active. {error}")
 
     async def load(self) -> None:
         """Loads the version that is in the folder now.
@@ -216,7 +216,7 @@ class ServedModel:
         self._tell(f"model {self.name}, version {version.name}, from {version.folder}")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads what the server prints
+        with contextlib.suppress(OSError):  # standard output may be closed
             self._say(line)
 
     def _read(self) -> Version:

@@ -33,17 +33,17 @@ from tfpolicies.serving.shutdown import GRACE, Shutdown
 from tfpolicies.serving.tls import Tls
 from tfpolicies.system.signals import SignalEnd
 
-_SWITCH = 0.0001  # seconds after which a thread lets another one run
+_SWITCH = 0.0001  # thread switch interval of the interpreter, in seconds
 _BACKLOG = 2048
-_GARBAGE = 20_000  # objects made before the youngest are searched for garbage
-_OLDER = 20, 20  # such searches before those that lived longer are searched, too
-_MOST_CALLS = 100  # of one connection of gRPC at once
-_IDLE_SECONDS = 600  # after which a connection of gRPC without calls is closed
+_GARBAGE = 20_000  # threshold of the garbage collector's youngest generation
+_OLDER = 20, 20  # thresholds of its older generations
+_MOST_CALLS = 100  # simultaneous calls of one gRPC connection
+_IDLE_SECONDS = 600  # after which an idle gRPC connection is closed
 _HANDSHAKE_SECONDS = 20
-_CONNECTING_SECONDS = 0.1  # that connections made just before the end have to be accepted
-_TURNS = 3  # of the event loop, in which all are accepted that there are
+_CONNECTING_SECONDS = 0.1  # time to accept connections that were made just before the end
+_TURNS = 3  # turns of the event loop in which pending connections are accepted
 DRAIN_SECONDS = 5.0
-"""Seconds for which a server answers after SIGTERM, by default."""
+"""Default of `--drain-seconds`."""
 
 
 class Address(NamedTuple):
@@ -96,7 +96,7 @@ class _Http(uvicorn.Server):
         """
         refuse_new_connections(self._listening)
         await asyncio.sleep(_CONNECTING_SECONDS)
-        for _ in range(_TURNS):  # if this was late, sockets were not looked at since
+        for _ in range(_TURNS):  # the loop may have been blocked during the sleep
             await asyncio.sleep(0)
         if self._accepting is not None:
             self._accepting.cancel()
@@ -155,7 +155,7 @@ async def serve(
             say(f"HTTP at {scheme}://{address.host}:{listening.getsockname()[1]}")
             say(f"gRPC at {address.host}:{rpc_port}{with_tls}")
             if not (is_loopback(address.host) or access.asks_for_token):
-                say("Others can reach these addresses, and need no token (see --token-file).")
+                say("Other computers can use these addresses without a token (see --token-file).")
             stopping = loop.create_task(shutdown.stopping.wait())
             await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             http.should_exit = True
@@ -168,7 +168,7 @@ async def serve(
             await finishing
             watching.cancel()
     except ExportError:
-        if not shutdown.stopping.is_set():  # else the load was ended
+        if not shutdown.stopping.is_set():  # otherwise a signal ended the loading
             raise
     return shutdown.aborted_by
 
@@ -225,7 +225,7 @@ def _rpc(
         ("grpc.max_receive_message_length", max_body),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
-        ("grpc.http2.bdp_probe", 0),  # else a call may send megabytes before it is read
+        ("grpc.http2.bdp_probe", 0),  # otherwise a call may send megabytes before it is read
         ("grpc.max_concurrent_streams", _MOST_CALLS),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_connection_idle_ms", 1000 * _IDLE_SECONDS),
@@ -246,6 +246,6 @@ def _rpc(
 
 def _not_there(host: str, port: int, option: str) -> UsageError:
     return UsageError(
-        f"The server cannot listen at {host}:{port}. The port is taken, or this computer has no "
-        f"such address. Give another {option}; 0 picks a free one."
+        f"The server cannot listen at {host}:{port}. The port is in use, or this computer has no "
+        f"such address. Give another {option}; 0 chooses a free one."
     )

@@ -13,10 +13,10 @@ from tfpolicies.serving.repository import Repository
 from tfpolicies.system.signals import what_happened
 
 GRACE = 30.0
-"""Seconds that running requests have once the server takes no more."""
+"""Seconds to finish running requests once the server accepts no more."""
 
-_LATEST_END = 10.0  # seconds more, after which the process ends whatever still runs
-_LAST = 1.0  # seconds until the process ends after a second signal
+_LATEST_END = 10.0  # seconds after the grace period in which the process exits in any case
+_LAST = 1.0  # seconds until the process exits after a second signal
 
 
 class Shutdown:
@@ -66,7 +66,7 @@ class Shutdown:
         if drain_seconds:
             self._say(
                 f"{what_happened(number)}: not ready from now on, answers for {drain_seconds:g} "
-                "more seconds (--drain-seconds). Once more ends it at once."
+                "more seconds (--drain-seconds). A second signal ends it at once."
             )
 
     def stop(self) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 _BATCH_BYTES, _MOST_ROWS = 16_000_000, 65_536
-_BUFFER = 1 << 20  # bytes of a column that are read at once
+_BUFFER = 1 << 20  # bytes of a column per read
 
 
 def write_actions(
@@ -82,12 +82,12 @@ def write_actions(
         ) from error
     if policy.fresh(0):
         raise ExportError(
-            f"{policy.file} is of a policy that looks back at earlier steps, so its actions depend "
+            f"{policy.file} has a policy that reads earlier steps, so its actions depend "
             "on the order of rows in episodes, which a table does not have. Serve it with "
             "`tfpolicies serve`, and give each episode a sequence_id."
         )
     try:
-        # Without these settings pyarrow keeps all that it has read of a file.
+        # Without these settings pyarrow keeps all data that it has read.
         with parquet.ParquetFile(data, pre_buffer=False, buffer_size=_BUFFER) as source:
             table = _Table(source.schema_arrow)
             inputs = table.find_inputs([Port.of(record) for record in policy.observed], columns)
@@ -155,7 +155,9 @@ class _Table(NamedTuple):
             raise BatchError(f"The file has two columns of one name: {self.schema.names!s:.200}.")
         for each in inputs:
             for name in each.names:
-                self._require_column(name, " Name others by --columns." if columns is None else "")
+                self._require_column(
+                    name, " Name others with --columns." if columns is None else ""
+                )
                 _require_type(name, self.schema.field(name).type, each.column_shape)
         return inputs
 
@@ -174,8 +176,7 @@ class _Table(NamedTuple):
         twice = [field.name for field in outputs if field.name in kept]
         if twice:
             raise UsageError(
-                f"The file already has a column {twice[0]!r}. Name the columns to write besides "
-                "the actions by --keep."
+                f"The file already has a column {twice[0]!r}. Name the columns to copy with --keep."
             )
         metadata = self.schema.metadata if [*kept] == self.schema.names else None
         return pyarrow.schema([*map(self.schema.field, kept), *outputs], metadata=metadata)
@@ -216,7 +217,7 @@ def _act(
     try:
         return policy.env_actions(policy.run([*observed.values()], noise))
     except ValueError as error:
-        raise ExportError(f"{error} Give it fewer rows at once by --batch.") from error
+        raise ExportError(f"{error} Use fewer rows per batch: --batch.") from error
 
 
 def _action_fields(policy: OnnxPolicy) -> list[Any]:
@@ -241,7 +242,7 @@ def _as_arrow(array: np.ndarray, field: pyarrow.Field) -> Any:
     return pyarrow.FixedSizeListArray.from_arrays(numbers, field.type.list_size)
 
 
-# -- what a column has ----------------------------------------------------------------------------
+# -- columns --------------------------------------------------------------------------------------
 
 
 def _require_type(name: str, kind: pyarrow.DataType, shape: tuple[int, ...]) -> None:

@@ -21,7 +21,7 @@ _DATATYPES = {np.dtype(name): name.upper() for name in (*_INTEGERS, "bool")} | {
 }
 _DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
 _TAKEN = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-"""By the kind of a datatype, the kinds of JSON's values that are of it."""
+"""The NumPy kinds of JSON values that are accepted for a kind of dtype."""
 
 
 class Port(NamedTuple):
@@ -123,7 +123,7 @@ def from_bytes(name: str, datatype: Json, shape: Sequence[int] | Json, data: byt
 def _reshaped(name: str, array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
     try:
         return array.reshape(sizes)
-    except ValueError as error:  # no numbers, and yet sizes that nothing has
+    except ValueError as error:  # an empty array with impossible sizes
         raise RequestError(
             f"Input {quote(name)} cannot have the shape {quote(list(sizes))}."
         ) from error
@@ -176,7 +176,7 @@ def _one_of_each_kind(name: str, data: Any) -> Iterable[Any]:
         level = [*itertools.chain.from_iterable(level)]
     else:
         raise RequestError(f"Input {quote(name)} is nested deeper than {MOST_AXES} lists.")
-    return ()  # NumPy says that these are lists of different lengths
+    return ()  # NumPy raises an error for lists of different lengths
 
 
 def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
                 f"Input {quote(name)} must have values of {_DATATYPES[dtype]}, from {limits.min} "
                 f"to {limits.max}, got {low if low < limits.min else high}."
             )
-    with np.errstate(over="ignore"):  # what becomes infinite is refused with what came so
+    with np.errstate(over="ignore"):  # infinite numbers are refused later
         return found.astype(dtype)
 
 

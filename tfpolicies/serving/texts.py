@@ -9,10 +9,10 @@ from typing import Any
 from tfpolicies.errors import RequestError
 
 LONGEST_NAME = 256
-"""Characters of a name that a request gives."""
+"""Most characters of a name in a request."""
 
-_MOST_TENSORS = 1000  # inputs, or outputs, of a request
-_LONGEST_QUOTE = 200  # characters of a request that an error repeats
+_MOST_TENSORS = 1000  # most inputs, or outputs, of a request
+_LONGEST_QUOTE = 200  # most characters of a request that an error quotes
 
 
 class _ShortRepr(reprlib.Repr):
@@ -48,7 +48,9 @@ def require_few(what: str, tensors: Sized) -> None:
         RequestError: if there are more.
     """
     if len(tensors) > _MOST_TENSORS:
-        raise RequestError(f"A request may have {_MOST_TENSORS} {what}, got {len(tensors)}.")
+        raise RequestError(
+            f"A request may have at most {_MOST_TENSORS} {what}, got {len(tensors)}."
+        )
 
 
 def require_short(what: str, name: str) -> None:
@@ -59,6 +61,6 @@ def require_short(what: str, name: str) -> None:
     """
     if len(name) > LONGEST_NAME:
         raise RequestError(
-            f"The name of {what} may have {LONGEST_NAME} characters, got {len(name)}: "
-            f"{quote(name)}. Give the name that the model's metadata lists."
+            f"The name of {what} may have at most {LONGEST_NAME} characters, got {len(name)}: "
+            f"{quote(name)}. Give a name of the model's metadata."
         )

@@ -11,9 +11,9 @@ import time
 
 import onnxruntime
 
-_EVERY = 0.05  # seconds between two looks at what runs
-_LONG = 1.0  # seconds after which a run lets others go first
-_NICER = 10  # steps of priority that it loses: a tenth is left of a processor that others want
+_EVERY = 0.05  # seconds between two checks of running models
+_LONG = 1.0  # seconds after which the priority of a run is lowered
+_NICER = 10  # increment of its nice value: it gets a tenth of a contended CPU
 
 
 class OverdueError(Exception):
@@ -46,7 +46,7 @@ class _Limit:
 
     def let_yield(self) -> None:
         """Allows to lower the thread's priority during long runs."""
-        self._can_yield = sys.platform == "linux"  # where threads have priorities of their own
+        self._can_yield = sys.platform == "linux"  # only there each thread has a priority
 
     def yield_to_others(self) -> None:
         """Lowers the priority of the thread permanently: raising it again needs privileges."""
@@ -77,7 +77,7 @@ class TimeLimits:
     def __init__(self) -> None:
         self._local = threading.local()
         self._all: list[_Limit] = []
-        self._lock = threading.Lock()  # so that no run is ended for the one before
+        self._lock = threading.Lock()  # so that the limit of one run does not end the next
         self._is_over = False
         self._watcher = threading.Thread(target=self._watch, name="time limits", daemon=True)
 

@@ -24,7 +24,7 @@ from tfpolicies.serving.texts import quote
 from tfpolicies.serving.time_limits import OverdueError, TimeLimits
 
 _BATCH, _TIME = "batch", "time"
-_MOST_NAMED = 20  # versions that an error lists
+_MOST_NAMED = 20  # most versions that an error lists
 
 
 class Version:
@@ -119,9 +119,9 @@ class Version:
         """
         if self.looks_back and given.keys() <= {port.name for port in self.step_inputs}:
             raise RequestError(
-                f"The policy looks back: give the parameter sequence_id, with sequence_start at "
-                f"the first step, and the server keeps what it remembers. Without it the model "
-                f"takes {', '.join(map(str, self.inputs))}."
+                f"The policy reads earlier steps: give the parameter sequence_id, with "
+                f"sequence_start at the first step, and the server keeps them. Without it the "
+                f"model takes {', '.join(map(str, self.inputs))}."
             )
         feed = fitted(self.inputs, given)
         first = feed[self.inputs[0].name]
@@ -192,7 +192,7 @@ def _policies(folder: Path, threads: int, providers: Sequence[str] | None) -> di
 def _check_lengths(lengths: np.ndarray, steps: int) -> None:
     if lengths.min() < 1 or lengths.max() > steps:
         raise RequestError(
-            f"Input 'seq_lens' must be from 1 to {steps}, the steps that the sequences have, got "
+            f"Input 'seq_lens' must be from 1 to {steps}, the number of steps of the input, got "
             f"{lengths.tolist()[:9]}."
         )
 
