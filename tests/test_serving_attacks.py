@@ -108,7 +108,7 @@ def parse(record, most=8_000_000):
         ({"inputs": [{**TENSOR, "datatype": LONG}]}, "has the datatype 'nnn"),
         ({"inputs": [{**TENSOR, "shape": [LONG]}]}, "must have a shape such as"),
         ({"inputs": [{**TENSOR, "data": [LONG]}]}, "must have values of FP32, got 'nnn"),
-        ({"inputs": [{**TENSOR, "parameters": {"binary_data_size": LONG}}]}, "must have the bytes"),
+        ({"inputs": [{**TENSOR, "parameters": {"binary_data_size": LONG}}]}, "must be from 0 to 0"),
         ({"inputs": [TENSOR], "id": [LONG]}, "'id' must be a string"),
         ({"inputs": [{"name": [LONG]}]}, "must have a name, got"),
         ({"inputs": [TENSOR], "parameters": {"seed": LONG}}, "seed must be of int, got 'nnn"),
@@ -310,7 +310,7 @@ def test_a_token_is_read_from_a_file_of_one_word(tmp_path, capsys):
     assert read_token(path, said.append) == "s3cret"
     path.chmod(0o644)
     assert read_token(path, said.append) == "s3cret"
-    assert said == [f"Other users may read {path}. Let only yourself read it: chmod 600 {path}."]
+    assert said == [f"Other users may read {path}. Restrict it to yourself: chmod 600 {path}."]
     os.mkfifo(tmp_path / "pipe")
     for name, content in [("a", b""), ("b", b"two words"), ("c", b"x" * 4097), ("d", b"\xff")]:
         (tmp_path / name).write_bytes(content)
@@ -551,7 +551,7 @@ def test_messages_of_grpc_and_bodies_of_http_share_a_budget():
         pass
     again = begin("again")
     again.grow(800)
-    with pytest.raises(RequestError, match=r"take 801 bytes, and may take 800") as refusal:
+    with pytest.raises(RequestError, match=r"take 801 bytes, but may take at most 800") as refusal:
         again.grow(1)
     assert refusal.value.status == 503
 

@@ -552,7 +552,7 @@ def test_what_cannot_be_served_is_named(tmp_path):
     repository = Repository({"agent": tmp_path})
     with pytest.raises(ExportError, match=r"'agent' cannot be served.*neither a policy_spec.json"):
         asyncio.run(repository.load())
-    with pytest.raises(UsageError, match="no spaces"):
+    with pytest.raises(UsageError, match="must not have spaces"):
         named([("a/b", tmp_path)])
 
 
@@ -683,7 +683,7 @@ def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeyp
         await late.send(b" " * 80)  # 793 bytes of eight and this one
         await early[1].send(b" " * 12)
         assert await early[1].answer() == 503  # it is the largest itself
-        assert b"take 805 bytes, and may take 800 (8 times --max-body). Try again" in early[1].body
+        assert b"take 805 bytes, but may take at most 800 (8 times --max" in early[1].body
         await early[2].send(b" " * 9)
         assert early[2].status is None  # there is memory again
 

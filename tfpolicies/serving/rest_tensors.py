@@ -102,8 +102,8 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
             continue
         if type(size) is not int or not 0 <= size <= len(raw) - start:
             raise RequestError(
-                f"Input {quote(name)} must have {quote(size)} bytes after the JSON, as {_SIZE} "
-                f"says, but {len(raw) - start} are left."
+                f"{_SIZE} of input {quote(name)} must be from 0 to {len(raw) - start}, the bytes "
+                f"that are left after the JSON, got {quote(size)}."
             )
         yield name, from_bytes(name, datatype, shape, raw[start : start + size])
         start += size
