@@ -1,9 +1,9 @@
-"""The main job in Python: train PPO on CartPole-v1, export it, play what was exported.
+"""The main job in Python: train PPO on CartPole-v1, export the policy, play with the export.
 
     python examples/cartpole_main_job.py
 
 `tfpolicies train CartPole-v1 --until 475 --export --play 100` does the same, with a progress bar,
-TensorBoard events, checkpoints on the way and `--resume`.
+TensorBoard events, checkpoints during training and `--resume`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def train(target: float, max_steps: int, *, seed: int = 0) -> Algorithm:
 
 
 def play_exported(folder: Path, episodes: int) -> float:
-    """Plays with the ONNX file in a process that knows neither TensorFlow nor this package."""
+    """Plays with the ONNX file in a process that imports neither TensorFlow nor this package."""
     command = [sys.executable, "-I", str(folder / "play.py"), "--env", ENV, "--json"]
     command += ["--episodes", str(episodes), "--seed", "1"]
     played = subprocess.run(command, check=True, capture_output=True, text=True)

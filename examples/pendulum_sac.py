@@ -2,7 +2,7 @@
 
     python examples/pendulum_sac.py --seed 0
 
-prints the return of the last ten episodes while it learns, then that of 20 greedy ones.
+prints the mean return of the last ten episodes during training, then that of 20 greedy ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A population: 16 policies of one kind, trained side by side; the worst learn from the best.
+"""Population-based training of 16 policies (arXiv:1711.09846).
 
     python examples/population.py
 
-All live in one `PolicyMap` and share one Program, so the 16th costs its numbers only. They begin
-with different learning rates. Every few rounds the worst quarter takes over what the best quarter
-has learned, with a perturbed learning rate (population-based training, arXiv:1711.09846). Ends with
-`population.png`: the curves of all, and where one became another's copy.
+All are in one `PolicyMap` and share one Program, so each only needs memory for its weights. They
+start with different learning rates. Every few rounds the worst quarter become copies of the best
+quarter, with a perturbed learning rate. Writes `population.png`: the learning curves of all, and
+marks where a policy became a copy of another one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from matplotlib.figure import Figure
 
 from tfpolicies import PolicyMap, PPOConfig, PPOTF2Policy, RolloutWorker
 
-ROWS, EPOCHS, MINIBATCH = 1024, 6, 128  # of one round of one member
+ROWS, EPOCHS, MINIBATCH = 1024, 6, 128  # of one member in one round
 
 
 class Member:
-    """One policy with the environments it learns in.
+    """One policy with its environments.
 
     Attributes:
         returns: the mean return of its last 50 episodes, after each round.
@@ -62,7 +62,7 @@ def learn_from_the_best(population: PolicyMap, members: dict[str, Member], round
     ranked = sorted(members, key=lambda name: members[name].returns[-1])
     quarter = len(members) // 4
     for worst, best in zip(ranked[:quarter], reversed(ranked), strict=False):
-        population.copy_policy(best, worst)  # the handle of `worst` stays, so its worker goes on
+        population.copy_policy(best, worst)  # `worst` stays the same object, also in its worker
         population.perturb(worst, "lr", factors=(0.8, 1.25))
         members[worst].episodes = deque(members[best].episodes, maxlen=50)
         members[worst].copied.append(round_)

@@ -2,7 +2,7 @@
 
     python examples/traffic.py
 
-samples a batch and prints what each policy has in it.
+samples a batch and prints the rows of each policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfpolicies import (
 
 
 class MultiAgentTrafficGrid(MultiAgentEnv):
-    """The town as a multi-agent environment: everybody acts in every step."""
+    """The town as a multi-agent environment: all agents act in every step."""
 
     def __init__(self, num_cars: int = 25, **settings: int) -> None:
         self._town = TrafficGrid(num_cars, **settings)

@@ -1,6 +1,6 @@
-"""A town of crossing ring roads with cars and traffic lights: the world behind `traffic.py`.
+"""A town of crossing ring roads with cars and traffic lights: the simulation of `traffic.py`.
 
-It knows NumPy only, so that other frameworks can play in the same town.
+It only needs NumPy and Gymnasium's spaces, so that other frameworks can use it as well.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _VIEW = 4  # cells that a car sees ahead
 class TrafficGrid:
     """`blocks` x `blocks` crossings of one-way ring roads, one light and `num_cars` cars.
 
-    A car sees how far the next crossing is, whether its light is green, how many cells ahead are
-    free, whether it moved last, and the time. It earns 1 for each cell; standing costs 0.1, driving
-    at a red light or at another car costs 1 (and it stays). A light sees how many cars wait for it
-    on both roads, its phase and for how long; it pays 0.5 for each car that stands at it.
+    A car observes the distance to the next crossing, whether its light is green, the number of
+    free cells ahead, whether it moved in the last step, and the time. Its reward is 1 for moving a
+    cell, -0.1 for waiting, and -1 for trying to pass a red light or another car (it does not move).
+    A light observes the number of waiting cars on both roads, its phase and the phase's age; its
+    reward is -0.5 for each waiting car.
     """
 
     def __init__(self, num_cars: int = 25, blocks: int = 2, block: int = 12, steps: int = 200):
@@ -40,7 +41,7 @@ class TrafficGrid:
         self._ahead = np.arange(1, _VIEW + 1)
 
     def reset(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Puts the cars anywhere but on crossings; returns the observations."""
+        """Places the cars randomly, but not on crossings; returns the observations."""
         self._road, self._cell = np.divmod(
             rng.choice(self._free_cells, self.num_cars, replace=False), self.ring
         )
@@ -53,7 +54,7 @@ class TrafficGrid:
         return self._observations()
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, bool]:
-        """Moves the town; returns observations, rewards, and whether the time is over."""
+        """Executes a step; returns observations, rewards, and whether the episode is over."""
         chosen = np.array([actions[name] for name in (*self.cars, *self.lights)], bool)
         goes, switches = chosen[: self.num_cars], chosen[self.num_cars :]
         self._age = np.where(switches, 0.0, self._age + 1.0)
@@ -71,7 +72,7 @@ class TrafficGrid:
         return self._observations(), rewards, self._now >= self.steps
 
     def _look(self) -> None:
-        """Finds each car's next light, its way to it, the free cells ahead, and the queues."""
+        """Updates each car's next light, distance to it and free cells ahead, and the queues."""
         block, other = self._cell // self.block, self._road % self.blocks
         self._to_crossing = (block + 1) * self.block - self._cell
         number = (block + 1) % self.blocks

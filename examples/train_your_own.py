@@ -1,4 +1,4 @@
-"""Your own `keras.Model` on your own Gymnasium environment: train it, watch it, ship it.
+"""Your own `keras.Model` on your own Gymnasium environment: train, watch and export it.
 
     python examples/train_your_own.py
 
@@ -19,7 +19,7 @@ from tfpolicies.reporting.progress_row import progress_row
 
 
 class Corridor(gym.Env):
-    """Walk from anywhere to the door at the right end; a step costs 0.1, the door pays 1."""
+    """A corridor with a door at the right end; the reward is -0.1 per step, and 1 at the door."""
 
     observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)  # left, right

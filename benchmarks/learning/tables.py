@@ -186,9 +186,9 @@ def _settings() -> list[str]:
         lines += [f"**{_title(task)}** ({source(task)})", "", "```text", _json(task.settings())]
         lines += ["```", ""]
         if set(task.seeds) - {"ours"}:
-            told = peer_settings.arguments(task.algorithm, task.settings(), task.steps)
-            told |= peer_settings.normalised(task.settings())
-            lines += ["The peers are told", "", "```text", _json(told), "```", ""]
+            told = learning_peer.arguments(task.algorithm, task.settings(), task.steps)
+            told |= learning_peer.normalised(task.settings())
+            lines += ["Settings of the peers:", "", "```text", _json(told), "```", ""]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Writes a page that balances CartPole with a policy that has just been trained.
+"""Trains a policy, and writes a web page in which it balances CartPole.
 
     python examples/cartpole_in_the_browser/make.py
     python -m http.server -d exported/cartpole     # then open http://localhost:8000/cartpole.html

@@ -23,7 +23,7 @@ async function step(policy) {
   const decision = await policy.decide(world.state, { sample });
   game.rights = decision.parts[0].probabilities?.[0][1] ?? decision.action;
   world.step(decision.action, game.push);
-  game.pushed = game.push || 0.9 * game.pushed; // which the arrow shows for a while
+  game.pushed = game.push || 0.9 * game.pushed; // the arrow fades slowly
   game.push = 0;
   game.steps += 1;
   game.best = Math.max(game.best, game.steps);
@@ -125,7 +125,7 @@ function push(way) {
 
 function pause() {
   game.isPaused = !game.isPaused;
-  byId("pause").textContent = game.isPaused ? "Go on" : "Pause";
+  byId("pause").textContent = game.isPaused ? "Resume" : "Pause";
 }
 
 async function start() {

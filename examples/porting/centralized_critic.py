@@ -1,8 +1,8 @@
-"""A centralized critic: each player's value is estimated from what both of them see and do.
+"""A centralized critic: it reads the observations and actions of both players.
 
     python examples/porting/centralized_critic.py --stop-iters 20
 
-Written as RLlib's users do it: a model with a second network, a policy class whose
+Written in the style of RLlib: a model with a second network, a policy class whose
 `postprocess_trajectory` reads the other player's batch, and a loss with another value function.
 """
 
@@ -32,7 +32,7 @@ OTHER_OBS, OTHER_ACTION = "other_obs", "other_action"
 
 
 class Lanes(MultiAgentEnv):
-    """Two drivers see where the other one is heading, and pick a side: the same one is bad."""
+    """Two drivers observe each other's heading, and must choose different sides."""
 
     def __init__(self, config=None):
         super().__init__()
@@ -59,7 +59,7 @@ class Lanes(MultiAgentEnv):
 
 
 class CentralizedCriticModel(TFModelV2):
-    """Acts on what its player sees; its second network knows more, and is used in learning only."""
+    """Acts on the player's observation; a second network is a central critic for learning."""
 
     def __init__(self, obs_space, action_space, num_outputs, model_config, name):
         super().__init__(obs_space, action_space, num_outputs, model_config, name)
@@ -83,7 +83,7 @@ class CentralizedCriticModel(TFModelV2):
 
 
 class CentralizedValueMixin:
-    """Gives a policy its model's central value function, to be called with arrays."""
+    """Adds the model's central value function to a policy, as a function of arrays."""
 
     def __init__(self):
         self.compute_central_vf = make_tf_callable(self.get_session())(
@@ -104,7 +104,7 @@ def get_ccppo_policy(base):
             if self.loss_initialized():
                 [(_, _, other)] = list(other_agent_batches.values())
             else:
-                other = sample_batch  # zeros, which show which columns there are
+                other = sample_batch  # a dummy batch of zeros with all columns
             sample_batch[OTHER_OBS] = other[SampleBatch.CUR_OBS]
             sample_batch[OTHER_ACTION] = other[SampleBatch.ACTIONS]
             values = self.compute_central_vf(
@@ -132,7 +132,7 @@ CCPPOGraphPolicy, CCPPOEagerPolicy = map(get_ccppo_policy, (PPOTF1Policy, PPOTF2
 
 
 class CentralizedCritic(PPO):
-    """PPO with the policies above."""
+    """PPO with a centralized critic."""
 
     @classmethod
     @override(PPO)
@@ -151,7 +151,7 @@ def main(stop_iters: int = 20, framework: str = "tf2") -> float:
         .training(
             model={"custom_model": "cc_model", "fcnet_hiddens": [16]},
             lr=0.01,
-            gamma=0.0,  # each encounter is one of its own
+            gamma=0.0,  # steps are independent of each other
             train_batch_size=400,
             num_sgd_iter=6,
         )

@@ -1,4 +1,4 @@
-"""A `TFModelV2` of one's own, trained with PPO: written for RLlib, with other imports.
+"""A custom `TFModelV2`, trained with PPO: written for RLlib, with other imports.
 
     python examples/porting/custom_tf_model.py --stop-iters 20
 
@@ -20,7 +20,7 @@ tf1, tf, tfv = try_import_tf()
 
 
 class SimpleCorridor(gym.Env):
-    """Walk to the right end; every step costs 0.1, the end pays 1."""
+    """A corridor; the reward is -0.1 per step, and 1 at the right end."""
 
     def __init__(self, config):
         self.end_pos = config["corridor_length"]
@@ -41,7 +41,7 @@ class SimpleCorridor(gym.Env):
 
 
 class CustomModel(TFModelV2):
-    """Two dense layers with a value branch, and the position counted in corridors."""
+    """Two dense layers with a value branch; the position is scaled to [0, 1]."""
 
     def __init__(self, obs_space, action_space, num_outputs, model_config, name, hidden=32):
         super().__init__(obs_space, action_space, num_outputs, model_config, name)

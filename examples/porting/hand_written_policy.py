@@ -1,8 +1,8 @@
-"""A hand-written `Policy` in a `RolloutWorker`: Q-learning in a table, in NumPy.
+"""A custom `Policy` in a `RolloutWorker`: tabular Q-learning, in NumPy.
 
     python examples/porting/hand_written_policy.py
 
-finds the way over a frozen lake, and prints the share of episodes that got there.
+learns FrozenLake-v1, and prints the share of episodes that reach the goal.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(iterations: int = 60) -> float:
             error = stats["mean_td_error"]
             print(f"{(i + 1) * batch.count} steps: {reached:.0%} there, TD error {error:.4f}")
     worker.get_policy().epsilon = 0.0
-    worker.sample()  # episodes that began with exploration end
+    worker.sample()  # completes episodes that began with exploration
     worker.get_metrics()
     worker.sample()
     share = float(np.mean([episode.episode_reward for episode in worker.get_metrics()]))

@@ -1,4 +1,4 @@
-"""Rollout workers by hand: one policy in CartPole; cars and traffic lights with three policies.
+"""Rollout workers without an algorithm: CartPole, and cars and traffic lights with 3 policies.
 
     python examples/porting/rollout_workers.py
 

@@ -2,8 +2,8 @@
 
     python examples/porting/self_play.py --win-rate-threshold 0.75
 
-Written as RLlib's users do it: a callback looks at the win rate after each iteration; above the
-threshold it adds a frozen copy of "main" and changes the mapping, so that the copies play, too.
+Written in the style of RLlib: a callback reads the win rate after each iteration; above the
+threshold it adds a frozen copy of "main" and changes the mapping, so that the copy also plays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAP = 9
 
 
 class Nim(MultiAgentEnv):
-    """Two players take one to three sticks in turn; who takes the last one wins."""
+    """Two players take one to three sticks in turn; the player who takes the last one wins."""
 
     def __init__(self, config=None):
         super().__init__()
@@ -43,7 +43,7 @@ class Nim(MultiAgentEnv):
 
 
 class RandomPolicy(Policy):
-    """The first opponent."""
+    """The first opponent: it plays uniformly random actions."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -60,7 +60,7 @@ class RandomPolicy(Policy):
 
 
 def play_against(opponents):
-    """Returns a mapping: "main" has one side, an opponent picked by the episode the other."""
+    """Returns a mapping of "main" to one agent, and of an opponent per episode to the other."""
 
     def policy_mapping_fn(agent_id, episode, worker, **kwargs):
         number = episode.episode_id
@@ -94,7 +94,7 @@ class SelfPlayCallback(DefaultCallbacks):
             policy_mapping_fn=play_against(self.opponents),
         )
         new_policy.set_state(main_policy.get_state())
-        algorithm.workers.sync_weights()  # the copies in other processes, if there are any
+        algorithm.workers.sync_weights()  # updates the copies in other processes, if any
 
 
 def main(iterations: int = 15, win_rate_threshold: float = 0.75) -> dict[str, float]:
@@ -111,7 +111,7 @@ def main(iterations: int = 15, win_rate_threshold: float = 0.75) -> dict[str, fl
             policy_mapping_fn=play_against(["random"]),
             policies_to_train=["main"],
         )
-        .reporting(metrics_num_episodes_for_smoothing=1)  # win rates of each iteration alone
+        .reporting(metrics_num_episodes_for_smoothing=1)  # win rates only of the last iteration
         .debugging(seed=0)
     )
     algo = config.build()

@@ -119,7 +119,7 @@ def test_the_command_lists_entries(capsys):
     assert main(["tuned"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(TUNED)
     assert main(["tuned", "--env", "nothing"]) == 2
-    assert "no tuned settings with 'nothing'" in capsys.readouterr().err
+    assert "an environment with 'nothing'" in capsys.readouterr().err
 
 
 def test_listing_needs_no_tensorflow():

@@ -171,7 +171,7 @@ def test_the_name_of_an_algorithm_may_be_written_in_small_letters(capsys) -> Non
             ["play-exported", ".", "--env", "CartPole-v1", "--env-config", "3"],
             "must be a JSON object",
         ),
-        (["train", "CartPole-v1", "--set", "xyzzy=3"], "is set by env_config.xyzzy=..."),
+        (["train", "CartPole-v1", "--set", "xyzzy=3"], "use env_config.xyzzy=..."),
         (
             ["train", "--resume"],
             "--resume needs a run folder, or a folder of runs, but 'runs' has no",
@@ -179,7 +179,7 @@ def test_the_name_of_an_algorithm_may_be_written_in_small_letters(capsys) -> Non
         (["train", "CartPole"], "Gymnasium. Did you mean 'CartPole-v1' or 'CartPole-v0'"),
         (["evaluate", "nowhere"], "there is no such folder"),
         (["evaluate", "nowhere", "--env", "Acrobat-v1"], "Did you mean 'Acrobot-v1'"),
-        (["export", "nowhere", "--best", "--to", "out"], "--best asks for a run folder"),
+        (["export", "nowhere", "--best", "--to", "out"], "--best needs a run folder"),
         (["play-exported", "nowhere", "--env", "CartPole-v1"], "nowhere) does not exist"),
         (
             ["play-exported", ".", "--env", "CartPole-v1"],
@@ -395,7 +395,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange = RunFolder.create(here, "strange", content)
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
-        assert "no file chooses what is imported" in capsys.readouterr().err
+        assert "your code is only imported if you name it" in capsys.readouterr().err
     for name, value, told in (
         ("algo", "tfpolicies.cli.main", "algo 'tfpolicies.cli.main'"),
         ("algo", ["a.b:C"], "algo ['a.b:C']"),
@@ -496,7 +496,7 @@ def test_callbacks_model_and_settings_are_what_the_user_names(
     again = ["train", "--resume", str(run), "--steps", "192"]
     assert main(again) == 2
     shown = capsys.readouterr().err
-    assert "uses code_of_mine:Telling and code_of_mine:small_net, but no file chooses what" in shown
+    assert "uses code_of_mine:Telling and code_of_mine:small_net, but your code is only" in shown
     words = shlex.split(shown.partition("again: `")[2].partition("`")[0])
     words = words[words.index("train") :]
     assert words == ["train", "--resume", f"runs/{run.name}", *own]
@@ -803,7 +803,7 @@ def test_training_goes_on_while_the_exported_policy_falls_short(
     words = ["train", "CartPole-v1", "--until", "15", "--lr", "0", "--steps", "6144"]
     assert main([*words, "--play", "8", *QUICK]) == 1
     shown = capsys.readouterr().out
-    assert "short of 15: training goes on." in shown
+    assert "short of 15: training continues." in shown
     assert "PPO on CartPole-v1: all steps were used" in shown
     (run,) = (here / "runs").iterdir()
     assert read_progress(run / "progress.csv")[-1]["env_steps"] == 6144

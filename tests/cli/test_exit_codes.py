@@ -193,12 +193,10 @@ def test_a_fault_in_the_first_iteration_leaves_no_checkpoint_and_no_newest_run(
     assert "Nothing was trained yet." in errors, errors
     assert not the_run(here).has_checkpoint
     assert main(["train", ENV, "--resume"]) == 2
-    assert "has no checkpoint yet; name it to begin it anew." in capsys.readouterr().err
+    assert "has no checkpoint yet; name it to restart it." in capsys.readouterr().err
     assert main(["evaluate", "runs"]) == 2
     told = capsys.readouterr().err
-    assert (
-        "No run in 'runs' has a checkpoint yet. Begin the newest one anew with `tfpolicies" in told
-    )
+    assert "No run in 'runs' has a checkpoint yet. Restart the newest one with `tfpolicies" in told
 
 
 def test_a_start_that_fails_leaves_no_folder(
@@ -421,7 +419,7 @@ def test_output_that_nobody_reads_ends_the_training_with_a_checkpoint(here: Path
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 141
-    assert "tfpolicies: error: nobody reads the output any more. Saved in runs/" in errors
+    assert "tfpolicies: error: the output pipe was closed. Saved in runs/" in errors
     run = the_run(here)
     goes_on(run, errors, len(iterations(run)))
 

@@ -219,7 +219,7 @@ def test_policies_that_look_back_are_refused_with_the_way_to_use_them(tmp_path, 
 
     said = refusal([folder, data], capsys)
 
-    assert "looks back at earlier steps" in said
+    assert "reads earlier steps" in said
     assert "sequence_id" in said
 
 

@@ -96,17 +96,23 @@ def parse(record, most=8_000_000):
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"inputs": [{**TENSOR, "name": LONG}]}, "name of an input may have 256 characters"),
-        ({"inputs": [TENSOR], "outputs": [{"name": LONG}]}, "name of an output may have 256"),
-        ({"inputs": [TENSOR], "parameters": {LONG: 1}}, "name of a parameter may have 256"),
+        (
+            {"inputs": [{**TENSOR, "name": LONG}]},
+            "name of an input may have at most 256 characters",
+        ),
+        (
+            {"inputs": [TENSOR], "outputs": [{"name": LONG}]},
+            "name of an output may have at most 256",
+        ),
+        ({"inputs": [TENSOR], "parameters": {LONG: 1}}, "name of a parameter may have at most 256"),
         ({"inputs": [{**TENSOR, "datatype": LONG}]}, "has the datatype 'nnn"),
         ({"inputs": [{**TENSOR, "shape": [LONG]}]}, "must have a shape such as"),
         ({"inputs": [{**TENSOR, "data": [LONG]}]}, "must have values of FP32, got 'nnn"),
-        ({"inputs": [{**TENSOR, "parameters": {"binary_data_size": LONG}}]}, "must have the bytes"),
+        ({"inputs": [{**TENSOR, "parameters": {"binary_data_size": LONG}}]}, "must be from 0 to 0"),
         ({"inputs": [TENSOR], "id": [LONG]}, "'id' must be a string"),
         ({"inputs": [{"name": [LONG]}]}, "must have a name, got"),
         ({"inputs": [TENSOR], "parameters": {"seed": LONG}}, "seed must be of int, got 'nnn"),
-        ({"inputs": [TENSOR] * 1001}, "may have 1000 inputs, got 1001"),
+        ({"inputs": [TENSOR] * 1001}, "may have at most 1000 inputs, got 1001"),
         ({"inputs": [{**TENSOR, "shape": [2**31 - 1] * 32}]}, "values, which is its shape"),
     ],
 )
@@ -126,9 +132,9 @@ def test_long_names_are_compared_with_none():
 def test_names_of_models_outputs_and_versions_are_cut(folder):
     async def ask():
         repository = Repository({"mlp": folder}, say=lambda line: None)
-        with pytest.raises(RequestError, match="name of a model may have 256") as model:
+        with pytest.raises(RequestError, match="name of a model may have at most 256") as model:
             repository[LONG]
-        with pytest.raises(RequestError, match="name of an output may have 256") as output:
+        with pytest.raises(RequestError, match="name of an output may have at most 256") as output:
             require_outputs([], [LONG])
         await repository.load()
         with pytest.raises(RequestError, match="There is no version 'nnn") as version:
@@ -200,7 +206,7 @@ def test_large_bodies_are_parsed_one_by_one_in_another_thread(server, monkeypatc
     assert send(server, INFER, large) == (200, None)
     body = json.dumps({"inputs": [{**TENSOR, "name": LONG}]}).encode()
     status, error = send(server, INFER, body)
-    assert (status, "may have 256 characters" in error) == (400, True)
+    assert (status, "may have at most 256 characters" in error) == (400, True)
 
 
 # -- who may ask ----------------------------------------------------------------------------------
@@ -304,7 +310,7 @@ def test_a_token_is_read_from_a_file_of_one_word(tmp_path, capsys):
     assert read_token(path, said.append) == "s3cret"
     path.chmod(0o644)
     assert read_token(path, said.append) == "s3cret"
-    assert said == [f"Other users may read {path}. Let only yourself read it: chmod 600 {path}."]
+    assert said == [f"Other users may read {path}. Restrict it to yourself: chmod 600 {path}."]
     os.mkfifo(tmp_path / "pipe")
     for name, content in [("a", b""), ("b", b"two words"), ("c", b"x" * 4097), ("d", b"\xff")]:
         (tmp_path / name).write_bytes(content)
@@ -545,7 +551,7 @@ def test_messages_of_grpc_and_bodies_of_http_share_a_budget():
         pass
     again = begin("again")
     again.grow(800)
-    with pytest.raises(RequestError, match=r"take 801 bytes, and may take 800") as refusal:
+    with pytest.raises(RequestError, match=r"take 801 bytes, but may take at most 800") as refusal:
         again.grow(1)
     assert refusal.value.status == 503
 
@@ -594,7 +600,7 @@ def test_a_message_that_is_none_is_refused(server):
             infer(b"\xff\xff\xff", timeout=60)
         assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         request = service_pb2.ModelInferRequest(model_name=LONG)
-        with pytest.raises(grpc.RpcError, match="name of a model may have 256"):
+        with pytest.raises(grpc.RpcError, match="name of a model may have at most 256"):
             infer(request.SerializeToString(), timeout=60)
 
 

@@ -455,7 +455,7 @@ def test_a_broken_version_is_refused_once_and_the_one_before_goes_on(folder, exp
             await model.look()
         assert model.version.name == version
         (line,) = said[1:]
-        assert line.startswith(f"agent: refused a new version, {version} goes on. ")
+        assert line.startswith(f"agent: refused a new version, {version} stays active. ")
         assert "is not the file that" in line
         with pytest.raises(RequestError, match="is not the file that"):
             await model.load()
@@ -526,7 +526,7 @@ def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
         for _ in range(3):
             await pinned["agent"].look()
         assert pinned["agent"].version.name == name
-        assert f"refused a new version, {name} goes on. " in said[-1]
+        assert f"refused a new version, {name} stays active. " in said[-1]
         assert f"but --pin names '{name}'" in said[-1]
 
     asyncio.run(ask())
@@ -535,8 +535,8 @@ def test_an_export_without_a_number_is_pinned_by_its_contents(folder, exports):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["3"], "--pin 3 must say of which of the 2 models: --pin cat=3"),
-        (["ca=3"], "'?ca=3'? names no model.*mean 'cat'.*There is cat, dog"),
+        (["3"], "--pin 3 must name one of the 2 models: --pin cat=3"),
+        (["ca=3"], "'?ca=3'? names no model.*mean 'cat'.*The models are cat, dog"),
         (["cat="], "gives the model cat no version"),
         (["cat=3", "cat=4"], "gives the model cat two versions"),
     ],
@@ -552,7 +552,7 @@ def test_what_cannot_be_served_is_named(tmp_path):
     repository = Repository({"agent": tmp_path})
     with pytest.raises(ExportError, match=r"'agent' cannot be served.*neither a policy_spec.json"):
         asyncio.run(repository.load())
-    with pytest.raises(UsageError, match="no spaces"):
+    with pytest.raises(UsageError, match="must not have spaces"):
         named([("a/b", tmp_path)])
 
 
@@ -676,14 +676,14 @@ def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeyp
         await late.send(b" " * 9)
         assert late.status is None
         assert await early[0].answer() == 503  # of the largest, the one that began first
-        assert b"was the largest of those that have not arrived whole" in early[0].body
+        assert b"was the largest incomplete one" in early[0].body
         assert early[0].headers[b"connection"] == b"close"
         await small.send(b"{}", more=False)
         assert await small.answer() == 413  # `SMALL` is the most that this address takes
         await late.send(b" " * 80)  # 793 bytes of eight and this one
         await early[1].send(b" " * 12)
         assert await early[1].answer() == 503  # it is the largest itself
-        assert b"take 805 bytes, and may take 800 (8 times --max-body). Try again" in early[1].body
+        assert b"take 805 bytes, but may take at most 800 (8 times --max" in early[1].body
         await early[2].send(b" " * 9)
         assert early[2].status is None  # there is memory again
 

@@ -86,7 +86,7 @@ def test_a_reader_that_is_slow_holds_up_nobody(monkeypatch):
     may_write.set()
     log.close()
     assert output.getvalue().count("POST") == 3
-    assert "3 requests have no line" in output.getvalue()
+    assert "3 requests were not logged" in output.getvalue()
 
 
 def test_a_request_has_a_line_if_that_is_asked_for(folder):

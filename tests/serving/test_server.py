@@ -148,7 +148,7 @@ def test_whole_sequences_need_no_sequence_id(client, policies):
         np.testing.assert_array_equal(found["actions"][:, step], acted.actions)
         state = acted.state_outs
     np.testing.assert_allclose(found["state_out_0"], state[0], rtol=0, atol=1e-5)
-    with pytest.raises(Exception, match=r"looks back: give the parameter sequence_id"):
+    with pytest.raises(Exception, match=r"reads earlier steps: give the parameter sequence_id"):
         asked(client, "memory", {"obs": obs[:, 0]})
     with pytest.raises(Exception, match=r"'seq_lens' must be from 1 to 3"):
         asked(client, "memory", {**given, "seq_lens": np.full(2, 4, np.int32)})
@@ -307,9 +307,9 @@ def test_bytes_that_do_not_fit_are_refused_by_name(server):
     assert binary(12, bytes(12))[0] == 200
     nan = np.array([0, np.nan, 0], np.float32).tobytes()
     for answer, message in [
-        (binary(12, bytes(8)), "12, but 8 are left"),
+        (binary(12, bytes(8)), "from 0 to 8, .* got 12"),
         (binary(8, bytes(8)), "must have 12 bytes"),
-        (binary("12", bytes(12)), "'12', but 12 are left"),
+        (binary("12", bytes(12)), "from 0 to 12, .* got '12'"),
         (binary(12, bytes(13)), "1 bytes after the JSON belong to no input"),
         (binary(12, bytes(12), "x"), "must be the length of the JSON.*'x'"),
         (binary(12, bytes(12), 10**9), "must be the length of the JSON"),
@@ -347,7 +347,7 @@ def test_no_more_sequences_are_remembered_than_may_be(client, policies):
     for number in range(1, 5):
         asked(client, "memory", arrays, sequence_id=f"s{number}", sequence_start=True)
 
-    with pytest.raises(Exception, match=r"remembers 4 rows of sequences.*sequence_end"):
+    with pytest.raises(Exception, match=r"keeps at most 4 rows of sequences.*sequence_end"):
         asked(client, "memory", arrays, sequence_id="s5", sequence_start=True)
 
     for number in range(1, 5):
@@ -386,7 +386,7 @@ def test_a_new_version_is_taken_up_and_a_broken_one_is_not(tmp_path):
         content = (folder / "model.onnx").read_bytes()
         (folder / "model.onnx").write_bytes(content[:-9] + b"123456789")
         told = server.line("mine: refused a new version", so_far)
-        assert f"{second} goes on" in told
+        assert f"{second} stays active" in told
         assert asked(client, "mine", arrays)[1] == second
         assert server.end(signal.SIGINT) == 0
 
@@ -518,7 +518,7 @@ def test_a_folder_of_exports_is_answered_with_the_command_that_serves_them(tmp_p
     (tmp_path / "empty").mkdir()
     assert main(["serve", str(tmp_path / "empty")]) == 2
     shown = capsys.readouterr().err
-    assert "is no ONNX export, and cannot be exported: Checkpoint" in shown
+    assert "is not an ONNX export, and cannot be exported: Checkpoint" in shown
     assert shown.count("tfpolicies: error:") == 1
 
 

@@ -115,9 +115,9 @@ def test_other_files_are_refused_by_name(home, files, tmp_path):
     subprocess.run([*command, "-out", str(locked)], check=True, capture_output=True)
     for pair, words in [
         ((certificate, other), r"other.key' is not the key of the certificate in .*server.crt'"),
-        ((broken, key), r"--tls-cert .*broken.pem' must hold certificates in PEM"),
-        ((key, key), r"--tls-cert .*server.key' must hold certificates"),
-        ((certificate, certificate), r"--tls-key .*server.crt' must hold a private key in PEM"),
+        ((broken, key), r"--tls-cert .*broken.pem' must contain certificates in PEM"),
+        ((key, key), r"--tls-cert .*server.key' must contain certificates"),
+        ((certificate, certificate), r"--tls-key .*server.crt' must contain a private key in PEM"),
         ((certificate, locked), r"--tls-key .*locked.pem' is encrypted"),
         ((tmp_path / "none", key), r"--tls-cert .*none' cannot be read"),
         ((certificate, tmp_path), r"--tls-key .* cannot be read"),
@@ -130,8 +130,11 @@ def test_other_files_are_refused_by_name(home, files, tmp_path):
     ("kind", "words"),
     [
         ("rsa:1024", r"--tls-cert .*weak.crt' is too weak.*ee key too small.*RSA key of 2048 bits"),
-        ("ed25519", r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not take"),
-        ("ed448", r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not take"),
+        (
+            "ed25519",
+            r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not accept",
+        ),
+        ("ed448", r"--tls-key .*weak.key' is an Ed25519 or Ed448 key, which gRPC does not accept"),
     ],
 )
 def test_keys_that_clients_could_not_use_are_refused(kind, words, tmp_path):
@@ -150,7 +153,7 @@ def test_a_key_that_others_may_read_is_warned_of(files):
     warnings = []
     read_tls(*files, warnings.append)
     key.chmod(0o600)
-    assert warnings == [f"Other users may read {key}. Let only yourself read it: chmod 600 {key}."]
+    assert warnings == [f"Other users may read {key}. Restrict it to yourself: chmod 600 {key}."]
 
 
 def test_a_certificate_needs_its_key(files, capsys):

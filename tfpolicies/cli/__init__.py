@@ -1,6 +1,7 @@
-"""The command line: `tfpolicies train | evaluate | export | serve | ...`, and what others add.
+"""The command line: `tfpolicies train | evaluate | export | serve | ...`, and plugin commands.
 
-Little is imported before signals are taken care of, and no TensorFlow before a command needs it.
+Signal handlers are installed before most imports, and TensorFlow is only imported by commands that
+need it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; `tfpolicies --help` has the list.
 
     Args:
-        argv: the words after the program's name; those of the process if None, which is then made
-            ready for being the program, and ends with the status.
+        argv: the arguments after the program's name. None: those of the process, which is then set
+            up as the main program and exits with the status.
     """
     if argv is not None:
         with Signals() as signals:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signals.leave_with(status)
         if signals.requested is not None:
             atexit._run_exitfuncs()
-            os._exit(status)  # taking down TensorFlow and threads that go on takes too long
+            os._exit(status)  # waiting for TensorFlow and running threads takes too long
     return status
 
 
@@ -46,7 +47,7 @@ def _run(words: list[str], signals: Signals) -> int:
 
         try:
             args = parse(words)
-        except SystemExit as ended:  # argparse ends --help and --version so
+        except SystemExit as ended:  # raised by argparse for --help and --version
             return int(ended.code or 0)
         if args.command is None:
             print(args.help)
@@ -61,7 +62,7 @@ def _run(words: list[str], signals: Signals) -> int:
 
 
 def _ended(error: BaseException, words: list[str]) -> int:
-    """Says what ended a command that had nothing to save; returns the exit status."""
+    """Reports the error of a command that had nothing to save; returns the exit status."""
     import traceback
 
     from tfpolicies.cli.ends import BROKE, described, status_of
@@ -79,7 +80,7 @@ def _ended(error: BaseException, words: list[str]) -> int:
 
 
 def _prepare_process() -> None:
-    """Quiets TensorFlow's start and finds modules in the current folder, as `python -m` does."""
+    """Hides TensorFlow's startup log; makes the current folder importable, as `python -m` does."""
     from tfpolicies.system.gpus import claim_process
 
     claim_process()

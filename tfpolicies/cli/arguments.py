@@ -1,4 +1,4 @@
-"""The words of the command line.
+"""Parses the command line.
 
 Another package adds a command by an entry point::
 
@@ -48,7 +48,7 @@ _DEBUG: Any = {"action": "store_true", "help": "show the traceback of an error"}
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises instead of leaving the process, and names near matches."""
+    """A parser that raises instead of exiting, and names similar options."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See `{self.prog} --help`.")
@@ -60,25 +60,22 @@ class _Parser(argparse.ArgumentParser):
             raise UsageError(f"{name}: {not_among(value, list(choices))}")
 
     def options(self) -> list[str]:
-        """Returns the names of all options."""
         return list(self._option_string_actions)
 
     def add_word(self, name: str, metavar: str | None, help: str, **settings: Any) -> None:
-        """Adds an argument or option that takes a text, or what its `type` makes of it."""
+        """Adds an argument or option with a text value, which `type` may convert."""
         self.add_argument(name, metavar=metavar, help=help, **settings)
 
     def add_number(
         self, name: str, default: float | None, help: str, kind: _Number = positive, **settings: Any
     ) -> None:
-        """Adds an option that takes a number of a kind, which `cli/values.py` has."""
+        """Adds an option with a number, parsed by a function of `cli/values.py`."""
         self.add_argument(name, type=kind, default=default, help=help, **settings)
 
     def add_switch(self, name: str, help: str) -> None:
-        """Adds an option that is on where it is given."""
         self.add_argument(name, action="store_true", help=help)
 
     def add_repeatable(self, name: str, metavar: str, help: str) -> None:
-        """Adds an option that may be given several times."""
         self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
 
 
@@ -92,7 +89,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line.
 
     Raises:
-        UsageError: for what is not understood; near matches are named.
+        UsageError: for unknown arguments; the message names similar ones.
     """
     parser, commands = _parsers(next((word for word in argv or () if word[:1] != "-"), ""))
     args, unknown = parser.parse_known_args(argv)
@@ -135,22 +132,22 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
 
 
 _EVALUATE = "play episodes with a trained policy"
-_PLAY_EXPORTED = "play episodes with an exported ONNX file alone"
+_PLAY_EXPORTED = "play episodes with an exported ONNX file, without TensorFlow"
 _PREDICT = "add an exported policy's actions to the rows of a Parquet file"
 
 
 def _commands(used: str) -> dict[str, _Command]:
-    """Returns all commands; of other packages, only the one that is used is imported."""
+    """Returns all commands; of other packages, only the requested one is imported."""
     own = {
         "train": _Command("train a policy on an environment", _train, "training"),
         "evaluate": _Command(_EVALUATE, partial(_add_playing, episodes=100), "commands"),
-        "record": _Command("make a video of a trained policy that plays", _record, "recording"),
+        "record": _Command("make a video of a trained policy", _record, "recording"),
         "watch": _Command("watch a trained policy play in a window", _add_looking, "recording"),
         "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export, "commands"),
         "play-exported": _Command(_PLAY_EXPORTED, _play_exported, "commands"),
         "serve": _Command("serve exported policies over HTTP and gRPC", _serve, "serve"),
         "predict": _Command(_PREDICT, _predict, "predict"),
-        "tuned": _Command("list the settings that are known to learn well", _tuned, "commands"),
+        "tuned": _Command("list tuned settings and their sources", _tuned, "commands"),
     }
     if used in own:
         return own
@@ -194,7 +191,7 @@ def _train(parser: _Parser) -> None:
     runs = f"folder of all runs (default {RUNS})"
     groups[RUN].add_argument("--run-dir", metavar="DIR", help=runs)
     groups[RUN].add_argument("--resume", nargs="?", metavar="RUN", help=_RESUME_HELP)
-    work = "with --resume: how many times the usual work a stored Keras model may take (default 1)"
+    work = "with --resume: factor on the computation limit of a stored Keras model (default 1)"
     groups[RUN].add_argument("--model-work-limit", type=float, metavar="TIMES", help=work)
 
 
@@ -203,8 +200,8 @@ _CONFIG_HELP = (
     "options above override it"
 )
 _RESUME_HELP = (
-    "go on with a run, or with the newest one of a folder of runs (default: that of --run-dir); "
-    "goals may be changed"
+    "resume a run, or the newest one of a folder of runs (default: that of --run-dir); stopping "
+    "criteria may be changed"
 )
 
 
@@ -212,103 +209,102 @@ def _record(parser: _Parser) -> None:
     _add_looking(parser)
     to = "a file that ends in .mp4 or .gif, or a folder (default: the run's folder videos)"
     parser.add_word("--to", "FILE_OR_DIR", to)
-    parser.add_switch("--gif", "write a GIF beside the MP4")
-    fps = "steps a second (default: what the environment says, or 30)"
+    parser.add_switch("--gif", "also write a GIF")
+    fps = "steps per second (default: render_fps of the environment, or 30)"
     parser.add_number("--fps", None, fps, above_zero)
 
 
 def _add_looking(parser: _Parser) -> None:
     _add_playing(parser, episodes=3)
-    steps = "cut an episode after this many steps (default 10,000)"
+    steps = "truncate an episode after this many steps (default 10,000)"
     parser.add_number("--max-steps", 10_000, steps)
 
 
 def _export(parser: _Parser) -> None:
     _add_source(parser)
     parser.add_word("--to", "DIR", "folder to write into", required=True)
-    parser.add_word("--policy", "ID", "of a run with several policies: this one")
-    onnx = f"write ONNX only, of this opset if one is given, from {OPSETS[0]} to {OPSETS[-1]}"
+    parser.add_word("--policy", "ID", "which policy, if the run has several")
+    onnx = f"write only ONNX; opset from {OPSETS[0]} to {OPSETS[-1]}"
     parser.add_word("--onnx", "OPSET", onnx, nargs="?", type=opset, const=True)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
+    form.add_argument("--saved-model", action="store_true", help="write only a SavedModel")
     layouts = ("tf-serving", "triton", "mlserver", "kserve", "kubernetes")
-    layout = "write what this engine reads, right into DIR; kubernetes: for `tfpolicies serve`"
+    layout = "write the files of this engine into DIR; kubernetes: for `tfpolicies serve`"
     form.add_argument("--layout", choices=layouts, help=layout)
-    litert = "write LiteRT only, with weights rounded to this if it is given"
+    litert = "write only LiteRT, optionally with weights rounded to this type"
     form.add_argument("--litert", nargs="?", choices=("float16", "int8"), const=True, help=litert)
     web = "write ONNX with a page that runs it in a browser"
     form.add_argument("--web", action="store_true", help=web)
-    ort_web = "dist folder of the npm package onnxruntime-web, to copy in; default: a CDN"
+    ort_web = "copy the runtime from this dist folder of onnxruntime-web (default: use a CDN)"
     parser.add_word("--ort-web", "FOLDER", ort_web)
 
 
 def _play_exported(parser: _Parser) -> None:
     parser.add_word("exported", "DIR_OR_FILE", "an ONNX file, or its folder")
-    parser.add_word("--env", "NAME", "where to play", required=True)
-    parser.add_word("--env-config", "JSON", "its settings", type=json_object)
-    parser.add_number("--episodes", 100, "default 100")
-    parser.add_number("--seed", 0, "of the episodes (default 0)", count)
+    parser.add_word("--env", "NAME", "environment to play in", required=True)
+    parser.add_word("--env-config", "JSON", "settings of the environment", type=json_object)
+    parser.add_number("--episodes", 100, "number of episodes (default 100)")
+    parser.add_number("--seed", 0, "seed of the episodes (default 0)", count)
     _add_device(parser)
 
 
 def _add_runtime(parser: _Parser) -> None:
-    """Adds how ONNX Runtime computes for many requests or rows."""
-    parser.add_number("--threads", 1, "of one call of ONNX Runtime (default 1)")
+    parser.add_number("--threads", 1, "threads of one ONNX Runtime call (default 1)")
     _add_device(parser)
 
 
 def _add_device(parser: _Parser) -> None:
-    where = "where ONNX Runtime computes; auto: on a GPU if it can (default cpu)"
+    where = "device of ONNX Runtime; auto: a GPU if there is a usable one (default cpu)"
     parser.add_word("--device", None, where, choices=("cpu", "cuda", "auto"), default="cpu")
 
 
 def _serve(parser: _Parser) -> None:
     parser.add_word("sources", "EXPORT_OR_RUN", _SOURCES_HELP, nargs="+")
-    parser.add_word("--host", None, "where to listen (default 127.0.0.1)", default="127.0.0.1")
-    parser.add_number("--port", 8000, "of HTTP (default 8000); 0: any that is free", port)
-    parser.add_number("--grpc-port", 8001, "of gRPC (default 8001); 0: any that is free", port)
+    parser.add_word("--host", None, "address (default 127.0.0.1)", default="127.0.0.1")
+    parser.add_number("--port", 8000, "HTTP port (default 8000); 0: any free one", port)
+    parser.add_number("--grpc-port", 8001, "gRPC port (default 8001); 0: any free one", port)
     pin = "serve this version even if there are newer ones (default: the highest number)"
     parser.add_repeatable("--pin", "[NAME=]VERSION", pin)
-    parser.add_number("--max-batch", 256, "run together (default 256)", metavar="ROWS")
-    sequences = "rows that a policy with a memory remembers (default 10000)"
+    parser.add_number("--max-batch", 256, "rows per batch (default 256)", metavar="ROWS")
+    sequences = "rows of sequences whose recurrent state is kept (default 10000)"
     parser.add_number("--max-sequences", 10_000, sequences, metavar="N")
-    idle = "without a step, after which one is forgotten (default 600)"
+    idle = "time without a step after which a sequence is dropped (default 600)"
     parser.add_number("--sequence-idle", 600, idle, metavar="SECONDS")
-    body = "of a request (default 8e6); all that arrive may together take 8 times as many"
+    body = "size of a request (default 8e6); all arriving requests together: 8 times as many"
     parser.add_number("--max-body", 8_000_000, body, metavar="BYTES")
-    seconds = "that a model may take for a batch, or for its trial when it is loaded (default 20)"
+    seconds = "time limit of a model for a batch, or for its trial run on loading (default 20)"
     parser.add_number("--max-seconds", 20, seconds, metavar="SECONDS")
     _add_runtime(parser)
-    drain = "for which it answers after SIGTERM, but says that it is not ready (default 5)"
+    drain = "keep answering after SIGTERM, but report that the server is not ready (default 5)"
     parser.add_number("--drain-seconds", 5, drain, count, metavar="SECONDS")
     parser.add_switch("--control", "let requests load and unload models")
-    token = "with a token that requests must bring (Authorization: Bearer TOKEN)"
+    token = "file with a token that each request must have (Authorization: Bearer TOKEN)"
     parser.add_word("--token-file", "FILE", token, type=Path)
-    parser.add_switch("--access-log", "print a line for each request (default: none)")
-    lines = "of the lines on standard output (default text)"
+    parser.add_switch("--access-log", "print a line for each request (default: off)")
+    lines = "format of the lines on standard output (default text)"
     parser.add_word("--log-format", None, lines, choices=("text", "json"), default="text")
-    certificate = "with the server's certificate in PEM, for HTTPS and for gRPC with TLS"
+    certificate = "the server's certificate in PEM, for HTTPS and for gRPC with TLS"
     parser.add_word("--tls-cert", "FILE", certificate, type=Path)
-    parser.add_word("--tls-key", "FILE", "with the private key of --tls-cert, in PEM", type=Path)
+    parser.add_word("--tls-key", "FILE", "the private key of --tls-cert in PEM", type=Path)
     parser.add_repeatable("--allowed-host", "NAME", _ALLOWED_HOST_HELP)
-    origin = "whose web pages may use the server, such as https://example.com; others may not"
+    origin = "allow web pages of this origin, such as https://example.com, to use the server"
     parser.add_repeatable("--allowed-origin", "ORIGIN", origin)
 
 
 _SOURCES_HELP = (
-    "a folder with an ONNX export or numbered versions of one, or a run or checkpoint, which is "
-    "exported first; NAME=FOLDER gives the model a name"
+    "a folder with an ONNX export or with numbered versions, or a run or checkpoint, which is "
+    "exported first; NAME=FOLDER names the model"
 )
 _ALLOWED_HOST_HELP = (
-    "a further Host that requests may name; on loopback these are localhost, 127.0.0.1 and [::1], "
-    "elsewhere all unless this is given"
+    "allow a further Host in requests; defaults: localhost, 127.0.0.1 and [::1] on a loopback "
+    "address, any on other addresses"
 )
 _PREDICT_EPILOG = """\
-Rows are independent observations. The inputs of the export are read from columns of their names:
+Rows are independent observations. The inputs of the export are read from columns with their names:
 obs, or obs_<path> for each part of a Dict or Tuple, and action_mask. Such a column has a number in
 each row, or a list of the numbers of an array in row-major order. --columns names other columns.
 The actions are written to the column action, or to action_<path> for each part of a Dict or Tuple.
-Needs pyarrow: pip install 'tfpolicies[data]'. The file is trusted.
+Needs pyarrow: pip install 'tfpolicies[data]'. Use only Parquet files that you trust.
 """
 
 
@@ -318,40 +314,40 @@ def _predict(parser: _Parser) -> None:
     parser.add_word("exported", "EXPORT", "an ONNX file, or its folder")
     parser.add_word("data", "FILE", "a Parquet file with observations")
     parser.add_word("--to", "FILE", "the Parquet file to write (default: FILE.actions.parquet)")
-    columns = "what to read: a column for each input, or one for each number of a single input"
+    columns = "input columns: one for each input, or one for each number of a single input"
     parser.add_word("--columns", "A,B,...", columns, type=column_names)
-    keep = "the columns of FILE to write beside the actions (default: all; '': none)"
+    keep = "columns of FILE to copy to the output (default: all; '': none)"
     parser.add_word("--keep", "A,B,...", keep, type=column_names)
     parser.add_switch("--explore", "sample actions; default: greedy")
-    parser.add_number("--seed", 0, "of --explore (default 0)", count)
-    parser.add_number("--batch", None, "run together (default: 16 MB of them)", metavar="ROWS")
+    parser.add_number("--seed", 0, "seed of --explore (default 0)", count)
+    parser.add_number("--batch", None, "rows per batch (default: 16 MB of rows)", metavar="ROWS")
     _add_runtime(parser)
 
 
 def _tuned(parser: _Parser) -> None:
-    names, only = algorithm_names(), "of this algorithm alone"
+    names, only = algorithm_names(), "only of this algorithm"
     parser.add_word("--algo", None, only, type=algorithm_word, choices=names)
-    parser.add_word("--env", "PART", "where ENV has this in its name", default="")
+    parser.add_word("--env", "PART", "only environments whose name contains PART", default="")
 
 
 def _add_playing(parser: _Parser, episodes: int) -> None:
     _add_source(parser)
-    parser.add_number("--episodes", episodes, f"default {episodes}")
+    parser.add_number("--episodes", episodes, f"number of episodes (default {episodes})")
     parser.add_switch("--explore", "sample actions; default: greedy")
-    parser.add_word("--env", "NAME", "another environment than in training")
-    mapping = "of a run with several policies: which one acts for an agent, as in training"
+    parser.add_word("--env", "NAME", "environment, if not that of training")
+    mapping = "maps agents to policies, as in training; for a run with several policies"
     parser.add_word("--policy-mapping", "MODULE:FUNCTION", mapping)
-    spaces = "go on if its dtypes or action bounds differ; the policy acts in its own bounds"
+    spaces = "accept other dtypes or action bounds of the environment; actions keep the policy's"
     parser.add_switch("--allow-other-spaces", spaces)
-    parser.add_number("--seed", 0, "of the episodes (default 0)", count)
+    parser.add_number("--seed", 0, "seed of the episodes (default 0)", count)
 
 
 def _add_source(parser: _Parser) -> None:
-    source = "a run folder, a folder of runs (its newest is taken), or a checkpoint"
+    source = "a run folder, a folder of runs (the newest is used), or a checkpoint"
     parser.add_word("source", "RUN_OR_CHECKPOINT", source)
-    parser.add_switch("--best", "of a run: the best checkpoint")
-    model = "the model it was trained with, if Keras cannot rebuild it from the checkpoint"
+    parser.add_switch("--best", "use the best checkpoint of a run")
+    model = "the model of the training, if Keras cannot rebuild it from the checkpoint"
     parser.add_word("--model", "MODULE:FACTORY", model)
-    parser.add_word("--algo", "MODULE:CLASS", "the algorithm it was trained by, if it is yours")
-    work = "of a stored Keras model: how many times the usual work it may take (default 1)"
+    parser.add_word("--algo", "MODULE:CLASS", "the algorithm of the training, if it is custom")
+    work = "factor on the computation limit of a stored Keras model (default 1)"
     parser.add_number("--model-work-limit", 1.0, work, float, metavar="TIMES")

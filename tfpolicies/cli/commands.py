@@ -55,7 +55,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def _played_by_one(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
-    """Returns episodes that one policy plays alone."""
+    """Plays episodes with a single policy."""
     from tfpolicies.rollout.connected import connected
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.fitting_spaces import require_trained_spaces
@@ -80,9 +80,9 @@ def _played_by_one(scene: Scene, episodes: int, seed: int) -> list[RolloutMetric
 
 
 def export(args: argparse.Namespace) -> int:
-    """Writes a trained policy as SavedModel and ONNX, or in the form asked for, verified."""
+    """Writes a trained policy as SavedModel and ONNX, or in the chosen format, and verifies it."""
     console = CommandConsole()
-    WebPage.wanted(args.web, args.ort_web)  # before it takes time
+    WebPage.wanted(args.web, args.ort_web)  # raises before anything slow runs
     checkpoint = find_checkpoint(args.source, best=args.best)
     target = resolve_path(args.to)
     policy = load_policy(checkpoint, console, args, policy_id=args.policy)
@@ -120,13 +120,15 @@ def play_exported(args: argparse.Namespace) -> int:
 
 
 def tuned(args: argparse.Namespace) -> int:
-    """Lists tuned settings; of a single entry, all there is to say."""
+    """Lists tuned settings; for a single entry, with all details."""
     if args.algo not in (None, *registered_names()):
-        find_algorithm(args.algo)  # of another package, which adds its entries when it is imported
+        find_algorithm(args.algo)  # importing another package registers its tuned settings
     found = tuned_entries(args.algo or "", args.env)
     console = CommandConsole()
     if not found:
-        raise ConfigError(f"There are no tuned settings with {args.env!r} in the environment.")
+        raise ConfigError(
+            f"No tuned settings are for an environment with {args.env!r} in its name."
+        )
     wide = [max(map(len, names)) for names in zip(*found, strict=True)]
     for (algo, env), entry in found.items():
         goal = "no score" if entry.threshold is None else f"score {entry.threshold:,.1f}"

@@ -1,4 +1,4 @@
-"""How commands end: the exit status, and what is said."""
+"""Exit statuses of commands, and descriptions of errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 
 
 def status_of(error: BaseException, *, begun: bool) -> int:
-    """Returns the exit status for what ended a command.
+    """Returns the exit status for the error that ended a command.
 
     Args:
-        error: what was raised.
-        begun: whether the command had begun its work, so that the error is none of usage.
+        error: the exception.
+        begun: whether the command had started its work, so that it is not a usage error.
 
     >>> status_of(TfPoliciesError(), begun=False), status_of(TfPoliciesError(), begun=True)
     (2, 3)
@@ -47,7 +47,7 @@ def status_of(error: BaseException, *, begun: bool) -> int:
 
 
 def described(error: BaseException) -> str:
-    """Says in one line what ended a command, and where that came from.
+    """Describes in one line the error that ended a command, and where it was raised.
 
     >>> described(SignalEnd(15))
     'terminated'
@@ -60,7 +60,7 @@ def described(error: BaseException) -> str:
         number = error.number if isinstance(error, SignalEnd) else 2
         return what_happened(number).lower()
     if isinstance(error, BrokenPipeError) and output_is_closed():
-        return "nobody reads the output any more"
+        return "the output pipe was closed"
     place = _place(error)
     if isinstance(error, SystemExit):
         return f"the process was to end by SystemExit({error.code!r}){place}"
@@ -71,7 +71,7 @@ def described(error: BaseException) -> str:
 
 
 def _in_own_words(error: BaseException) -> str:
-    """Returns the message of an error, whose advice is what to write on the command line."""
+    """Returns the message of an error, with its advice as command-line options."""
     text = str(error)
     if not isinstance(error, TfPoliciesError) or not error.settings:
         return text
@@ -79,7 +79,7 @@ def _in_own_words(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Returns where an error arose: the last line that is neither ours nor of a library."""
+    """Returns where an error arose: the last frame outside this package and libraries."""
     frames = [*traceback.extract_tb(error.__traceback__)]
     frames += getattr(error.__cause__, "frames", ())  # in the process of an environment
     libraries = {str(Path(__file__).parent.parent), *sysconfig.get_paths().values()}
@@ -92,14 +92,14 @@ def _place(error: BaseException) -> str:
 
 
 def output_is_closed() -> bool:
-    """Whether nobody reads standard output any more."""
+    """Whether the reader of standard output has closed the pipe."""
     poll = select.poll()
     poll.register(1, 0)
     return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))
 
 
 def flush_output(status: int) -> int:
-    """Writes out what was printed; returns the exit status, another one if nobody reads it."""
+    """Flushes standard output; returns the exit status, changed if the pipe is closed."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The command `predict`: actions of an exported policy for the rows of a Parquet file."""
+"""The command `predict`: adds actions of an exported policy to the rows of a Parquet file."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def _find_target(to: str | None, data: Path) -> Path:
-    """Returns the file to write.
+    """Returns the path of the output file.
 
     Raises:
-        UsageError: if it is the one that is read, or no file can be written there.
+        UsageError: if it is the input file, or cannot be written.
     """
     target = data.with_name(f"{data.stem}.actions.parquet") if to is None else resolve_path(to)
     if target.is_dir() or not target.parent.is_dir():

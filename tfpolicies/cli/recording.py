@@ -1,4 +1,4 @@
-"""The commands that show a trained policy: `record` makes a video, `watch` opens a window."""
+"""The commands `record` (video of a trained policy) and `watch` (window)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.recording import Scene
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-"""Variables of a process that can open a window, or draws into one that nobody sees."""
+"""Environment variables of a display, a virtual one included."""
 
 
 def record(args: argparse.Namespace) -> int:
-    """Makes a video of a trained policy that plays."""
+    """Makes a video of episodes of a trained policy."""
     console = CommandConsole()
     require_video_packages()
     checkpoint = find_checkpoint(args.source, best=args.best)
@@ -56,7 +56,7 @@ def record(args: argparse.Namespace) -> int:
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Opens a window in which a trained policy plays."""
+    """Shows episodes of a trained policy in a window."""
     console = CommandConsole()
     checkpoint = find_checkpoint(args.source, best=args.best)
     if not any(os.environ.get(name) for name in _DISPLAYS):
@@ -83,16 +83,16 @@ def _told(total: float, length: int) -> str:
 
 
 def title_of(scene: Scene) -> str:
-    """Returns who plays, and how, for people."""
+    """Returns the class of the policy or algorithm and whether it is greedy, as a title."""
     how = "sampling" if scene.explore else "greedy"
     return f"{type(scene.player).__name__}, {how}"
 
 
 def _paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Path]:
-    """Returns the files to write.
+    """Returns the paths of the videos.
 
     Raises:
-        UsageError: for a file of another kind.
+        UsageError: for a file with another suffix.
     """
     run = run_of(checkpoint)
     home = resolve_path("videos") if run is None else run.videos
@@ -108,7 +108,10 @@ def _paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Path]:
 
 @contextlib.contextmanager
 def scene_of(args: argparse.Namespace, checkpoint: Path, console: Console) -> Iterator[Scene]:
-    """Gives who plays where: a policy, or the algorithm where several of them or of agents play."""
+    """Yields what is played and in which environment.
+
+    It is a policy, or the algorithm if there are several policies or agents.
+    """
     if args.env is not None:
         check_source(args.env)
     load(console)
@@ -129,12 +132,12 @@ def scene_of(args: argparse.Namespace, checkpoint: Path, console: Console) -> It
 
 
 def _restored(args: argparse.Namespace, checkpoint: Path) -> Any:
-    """Returns the algorithm of a checkpoint, with as few environments as there can be."""
+    """Restores the algorithm of a checkpoint, with a single environment."""
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.config.callbacks import DefaultCallbacks
 
     few = {"num_rollout_workers": 0, "num_envs_per_worker": 1, "env_processes": 0}
-    given: dict[str, Any] = {"callbacks": DefaultCallbacks}  # those of training are not called
+    given: dict[str, Any] = {"callbacks": DefaultCallbacks}  # replaces the callbacks of training
     if args.env is not None:
         given["env"] = args.env
     if args.model is not None:

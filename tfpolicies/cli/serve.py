@@ -1,4 +1,4 @@
-"""The command `serve`: exports, and runs that are exported first, over HTTP and gRPC."""
+"""The command `serve`: serves exports over HTTP and gRPC, and exports runs first."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tfpolicies.export.spec_file import (
 from tfpolicies.system.folder_lock import make_locked_folder, remove_abandoned
 from tfpolicies.system.paths import describe_path, resolve_path, shown
 
-_OWN = "tfpolicies-serve-"  # how the names of folders begin that runs are exported into
-_KINDS = {  # forms that are not served; the files for Triton do not sample
+_OWN = "tfpolicies-serve-"  # prefix of temporary folders for exported runs
+_KINDS = {  # formats that are not served; the files for Triton cannot sample
     "saved_model": "a SavedModel",
     "litert": "a LiteRT file",
     "triton": "an export for triton",
@@ -63,7 +63,7 @@ def serve(args: argparse.Namespace) -> int:
     access = Access(args.host, hosts, origins, control=args.control, token=token)
     sources = [_named(source) for source in args.sources]
     _require_one_folder_each([name for name, _ in sources if name])
-    sources.sort(key=lambda source: not source[0])  # the others give way to names that are given
+    sources.sort(key=lambda source: not source[0])  # explicit names take precedence
     paths = named([(name or _default_name(path), path) for name, path in sources])
     pins = _pins_by_model(args.pin, [*paths])
     with _own_folder() as own, contextlib.closing(log):
@@ -80,7 +80,7 @@ def serve(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[Path]:
-    """Gives a folder that is gone afterwards; those that killed servers left behind go, too."""
+    """Yields a temporary folder; also removes folders of servers that were killed."""
     remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_OWN}*"))
     folder, lock = make_locked_folder(lambda: Path(tempfile.mkdtemp(prefix=_OWN)))
     try:
@@ -97,7 +97,7 @@ def _require_one_folder_each(names: Sequence[str]) -> None:
 
 
 def _named(source: str) -> tuple[str, Path]:
-    """Returns the name that `NAME=PATH` gives, "" if it gives none, and the path.
+    """Splits `NAME=PATH`; the name is "" if there is none.
 
     Raises:
         ExportError: if there is no such file or folder.
@@ -108,41 +108,40 @@ def _named(source: str) -> tuple[str, Path]:
     path = resolve_path(written)
     if not path.exists():
         raise ExportError(
-            f"{describe_path(written, path)} does not exist. Give what `tfpolicies export` wrote, "
-            "or a run."
+            f"{describe_path(written, path)} does not exist. Give the folder of `tfpolicies "
+            "export` or a run."
         )
     return name, path
 
 
 def _default_name(path: Path) -> str:
-    """Returns the name of a model that was given none."""
     return name_model(_get_folder(path))
 
 
 def _get_folder(path: Path) -> Path:
-    """Returns a folder itself, and that of a file."""
+    """Returns a folder itself, or the folder of a file."""
     return path if path.is_dir() else path.parent
 
 
 def _pins_by_model(options: Sequence[str], models: Sequence[str]) -> dict[str, str]:
-    """Returns the versions that `--pin VERSION` and `--pin NAME=VERSION` name, by model.
+    """Returns the versions of `--pin VERSION` and `--pin NAME=VERSION`, by model.
 
     Raises:
-        UsageError: if one names no model of these, or a model has two.
+        UsageError: for an unknown model, or a model with two versions.
     """
     pins: dict[str, str] = {}
     for option in options:
         name, _, version = option.rpartition("=")
         if not name and len(models) > 1:
             raise UsageError(
-                f"--pin {option} must say of which of the {len(models)} models: "
+                f"--pin {option} must name one of the {len(models)} models: "
                 f"--pin {models[0]}={version or 'VERSION'}."
             )
         name = name or models[0]
         if name not in models:
             raise UsageError(
                 f"--pin {option} names no model that is served.{near_matches(name, models)} "
-                f"There is {', '.join(models)}."
+                f"The models are {', '.join(models)}."
             )
         if not version or name in pins:
             raise UsageError(
@@ -154,10 +153,10 @@ def _pins_by_model(options: Sequence[str], models: Sequence[str]) -> dict[str, s
 
 
 def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> Path:
-    """Returns the folder of an export, or of versions; a run is exported into `own`.
+    """Returns the folder of an export or of its versions; a run is exported into `own`.
 
     Raises:
-        ExportError: if there is neither an export nor a run.
+        ExportError: if the path is neither an export nor a run.
     """
     folder = _get_folder(path)
     for found in (folder, folder / ONNX_FOLDER):
@@ -167,7 +166,7 @@ def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> P
     if importlib.util.find_spec("tensorflow") is None:
         _require_no_exports_within(folder)
         raise ExportError(
-            f"{shown(path)} is not an ONNX export, and to export a run takes TensorFlow, which is "
+            f"{shown(path)} is not an ONNX export, and exporting a run needs TensorFlow, which is "
             "not installed. Export it where the distribution tfpolicies is installed, `tfpolicies "
             "export RUN --to DIR --onnx`, and serve DIR."
         )
@@ -177,51 +176,51 @@ def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> P
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         _require_no_exports_within(folder)
-        reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        reason = (done.stderr.strip() or "no message").splitlines()[-1]
         reason = reason.removeprefix("tfpolicies: error: ")
-        raise ExportError(f"{shown(path)} is no ONNX export, and cannot be exported: {reason}")
+        raise ExportError(f"{shown(path)} is not an ONNX export, and cannot be exported: {reason}")
     return own / ONNX_FOLDER
 
 
 def _specs(folder: Path) -> list[Path]:
-    """Returns what describes the exports in a folder: itself, and numbered versions."""
+    """Returns the spec files of the exports in a folder: its own, and those of its versions."""
     versions = list_versions(folder) if folder.is_dir() else {}
     specs = [place / SPEC_FILE for place in (folder, *versions.values())]
     return [spec for spec in specs if spec.exists()]
 
 
 def _require_served(path: Path, spec: Path) -> None:
-    """Refuses an export that is another one than ONNX with both ways of acting.
+    """Refuses an export that is not ONNX with both greedy and sampling outputs.
 
     Raises:
-        ExportError: naming what it is, and the command that writes what is served.
+        ExportError: with its format, and the command that writes the right one.
     """
     if (kind := _unserved(spec)) is not None:
         raise ExportError(
-            f"{shown(path)} holds {kind}, but serve takes ONNX. Export the run once more: "
+            f"{shown(path)} holds {kind}, but serve takes ONNX. Export the run again: "
             "`tfpolicies export RUN --to DIR --onnx`."
         )
 
 
 def _unserved(spec: Path) -> str | None:
-    """Returns what an export is, in words; None if it is served, or garbled and told of later."""
+    """Returns the format of an export; None if it is served, or invalid and reported later."""
     return _KINDS.get(form_of(spec) or "")
 
 
 def _require_no_exports_within(folder: Path) -> None:
-    """Says which exports lie deeper in a folder than they are looked for.
+    """Reports exports that are nested deeper in a folder than `serve` searches.
 
     Raises:
-        ExportError: if there are any; with the command that serves them, if they can be.
+        ExportError: if there are any; with the command that serves them, if they can be served.
     """
-    found: dict[Path, Path] = {}  # the newest spec of each part that is an export
-    for part in (*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))):  # as deep as KServe's
+    found: dict[Path, Path] = {}  # the newest spec of each export
+    for part in (*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))):  # KServe's are 2 deep
         specs = [] if part.parent in found else _specs(part) or _specs(part / ONNX_FOLDER)
         if specs:
             found[part] = specs[-1]
     served = [part for part, spec in found.items() if _unserved(spec) is None]
     if served:
         command = shlex.join(["tfpolicies", "serve", *map(shown, served)])
-        raise ExportError(f"{shown(folder)} is no export, but holds some: `{command}`.")
+        raise ExportError(f"{shown(folder)} is not an export, but contains some: `{command}`.")
     for spec in found.values():
         _require_served(folder, spec)

@@ -1,4 +1,4 @@
-"""Playing with an exported policy as a stranger would: in a process without this package."""
+"""Finds exported ONNX files, and plays with them in a process without this package."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def play_in_own_process(
     env_config: Mapping[str, Any] | None = None,
     device: str = "cpu",
 ) -> Mapping[str, Any]:
-    """Plays greedily with an exported ONNX file through ONNX Runtime alone.
+    """Plays greedily with an exported ONNX file, using only ONNX Runtime.
 
-    It is this package's own player that runs, by its path in an isolated interpreter (`python -I`),
-    which does not look for modules in the current folder unless `env` names one. The folder is
-    read as data; the `play.py` in it is for others, and whoever wrote the folder wrote that, too.
+    It runs this package's player by its path in an isolated interpreter (`python -I`), which does
+    not import from the current folder unless `env` names a module there. The folder is read as
+    data: its `play.py` is not run, because it may have been changed together with the folder.
 
     Args:
         exported: the ONNX file, or a folder with one in it.
         env: a name registered with Gymnasium, or `"module:Class"`.
-        episodes: how many to play, >= 1.
+        episodes: the number of episodes, >= 1.
         seed: of the episodes.
-        env_config: settings of the environment, as JSON can hold them.
+        env_config: settings of the environment, as JSON values.
         device: where ONNX Runtime computes: "cpu", "cuda" or "auto".
 
     Returns:
-        What the player reports, `mean_return` among it.
+        The player's report, with `mean_return` among others.
 
     Raises:
         ExportError: if there is no such file, or the player fails.
@@ -51,11 +51,11 @@ def play_in_own_process(
     arguments += ["--episodes", str(episodes), "--seed", str(seed), "--device", device]
     arguments += ["--env-config", json.dumps(env_config)] if env_config else []
     own = importlib.resources.files("tfpolicies").joinpath("export", "player.py")
-    with importlib.resources.as_file(own) as player:  # unpacked, where the package is in a zip
+    with importlib.resources.as_file(own) as player:  # unpacked if the package is in a zip file
         command = [sys.executable, "-I", str(player), *arguments]
         played = subprocess.run(command, capture_output=True, text=True, check=False)
     if played.returncode != 0:
-        reason = (played.stderr.strip() or played.stdout.strip() or "it said nothing").splitlines()
+        reason = (played.stderr.strip() or played.stdout.strip() or "no message").splitlines()
         raise ExportError(f"Playing {str(folder)!r} on {env!r} failed: {reason[-1]}")
     return dict(json.loads(played.stdout.splitlines()[-1]))
 
@@ -69,7 +69,7 @@ def find_export(exported: str | os.PathLike[str]) -> Path:
     place = resolve_path(exported)
     name = describe_path(exported, place)
     if not place.exists():
-        raise ExportError(f"{name} does not exist. Give what `tfpolicies export` wrote.")
+        raise ExportError(f"{name} does not exist. Give the folder of `tfpolicies export`.")
     models = place.rglob(_MODEL) if place.is_dir() else [place]
     found = sorted(path.parent for path in models if (path.parent / SPEC_FILE).exists())
     if len(found) != 1:
@@ -97,7 +97,7 @@ def find_providers(device: str) -> list[str]:
 
 
 def loaded(played: Mapping[str, Any]) -> str:
-    """Says whether the player's process did without TensorFlow and this package."""
-    if played["loaded"]:  # the environment's own imports may do so
+    """Describes which of TensorFlow and this package the player's process loaded."""
+    if played["loaded"]:  # the environment may import them
         return f"with {' and '.join(played['loaded'])}"
     return "without tensorflow and tfpolicies"

@@ -1,4 +1,4 @@
-"""What a training command was asked for, as text that a run folder can keep."""
+"""The settings of a training command, as text that a run folder can store."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.run_records import Goals
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
-_ENVS = 8  # stepped together where neither the command nor tuned settings say more
-_TRUTHS = {"true": True, "false": False, "none": None}  # as a shell user may write them
+_ENVS = 8  # num_envs_per_worker, unless the command or tuned settings set it
+_TRUTHS = {"true": True, "false": False, "none": None}  # accepted in any case
 
-WHAT = "what is trained"
-CODE = "code of yours, imported as `python -m` finds it"
-END, WAY, AFTER, RUN = "when it ends", "on the way", "afterwards", "the run folder"
+WHAT = "algorithm and environment"
+CODE = "your own code, imported as `python -m` finds it"
+END, WAY, AFTER, RUN = "stopping", "during training", "after training", "the run folder"
 
 
-_N: dict[str, Any] = {"type": positive, "metavar": "N"}  # how numbers of something are told of
+_N: dict[str, Any] = {"type": positive, "metavar": "N"}
 
 
 class Word(NamedTuple):
-    """A setting of a run as a word of the command line."""
+    """A setting of a run as a command-line option."""
 
-    group: str  # under which `--help` lists it
+    group: str  # the group in `--help`
     help: str
-    how: Mapping[str, Any]  # what else argparse is told
-    setting: str | None  # of the config, which it is
-    goal: bool  # whether a run that goes on may have another value
+    how: Mapping[str, Any]  # further keyword arguments of argparse
+    setting: str | None  # the config's name for it
+    goal: bool  # whether it may change when a run is resumed
 
     def argument(self) -> dict[str, Any]:
-        """Returns what argparse is told; a metavar may be a function, which is called here."""
+        """Returns the keyword arguments for argparse; calls a metavar that is a function."""
         metavar = self.how.get("metavar")
         return {**self.how, "metavar": metavar()} if callable(metavar) else dict(self.how)
 
@@ -66,7 +66,7 @@ def _word(
     goal: bool = False,
     **how: object,
 ) -> Any:
-    """Returns the field of a setting that is a word of the command, too; see `Word`."""
+    """Returns a dataclass field for a setting that is also a command-line option; see `Word`."""
     if default is False:
         how["action"] = "store_true"
     return field(default=default, metadata={"word": Word(group, help, how, setting, goal)})
@@ -88,12 +88,12 @@ def _rate(text: str) -> float:
 
 
 def is_own(algo: str) -> bool:
-    """Whether this means a class of the user's."""
+    """Whether this names a class of the user."""
     return ":" in algo
 
 
 def algorithm_word(text: str) -> str:
-    """Returns the argument of `--algo`: the name of an algorithm, or `module:Class`.
+    """Parses the argument of `--algo`: the name of an algorithm, or `module:Class`.
 
     >>> algorithm_word("sac")
     'SAC'
@@ -103,7 +103,7 @@ def algorithm_word(text: str) -> str:
     if _is_algorithm(name):
         return name
     raise argparse.ArgumentTypeError(
-        f"{not_among(text, algorithm_names())} Or name a class of yours, as module:Class"
+        f"{not_among(text, algorithm_names())} Or name your own class, as module:Class"
     )
 
 
@@ -119,11 +119,11 @@ def algorithm_of(algo: str) -> type[Algorithm]:
     """Returns the class of an algorithm.
 
     Args:
-        algo: its name, or `"module:Class"`, which is the user's own word.
+        algo: its name, or `"module:Class"`, given by the user and not by a file.
 
     Raises:
-        ConfigError: for a name that no algorithm has.
-        UsageError: if a class cannot be imported, or is no algorithm.
+        ConfigError: for an unknown name.
+        UsageError: if the class cannot be imported, or is not an algorithm.
     """
     if not is_own(algo):
         return find_algorithm(algo)
@@ -137,7 +137,7 @@ def algorithm_of(algo: str) -> type[Algorithm]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """The settings of one training run; `run.json` holds them, and what is None is not set.
+    """The settings of one training run, as `run.json` stores them; None is not set.
 
     Attributes:
         env: a registered name or `"module:Class"`.
@@ -147,18 +147,18 @@ class TrainSettings:
     env: str
     algo: str = _word(
         WHAT,
-        "algorithm (default PPO), or a class of yours",
+        "algorithm (default PPO), or your own class",
         "PPO",
         type=algorithm_word,
         metavar=_algorithm_words,
     )
     seed: int = _word(
-        WHAT, "of everything (default: drawn and recorded)", 0, setting="seed", type=count
+        WHAT, "seed of everything (default: random, and recorded)", 0, setting="seed", type=count
     )
     num_envs: int | None = _word(
         WHAT, "environments stepped together", setting="num_envs_per_worker", type=positive
     )
-    lr: float | None = _word(WHAT, "step size of the optimizer", setting="lr", type=_rate)
+    lr: float | None = _word(WHAT, "learning rate", setting="lr", type=_rate)
     set: tuple[str, ...] = _word(
         WHAT,
         "any other setting, such as clip_param=0.1 or model.fcnet_hiddens=[64,64]; repeatable",
@@ -169,7 +169,7 @@ class TrainSettings:
     from_file: Mapping[str, Any] = field(default_factory=dict)
     no_tuned: bool = _word(
         WHAT,
-        "begin with the algorithm's defaults (RLlib's), not with settings tuned for ENV "
+        "start with the algorithm's defaults (RLlib's), not with settings tuned for ENV "
         "(tfpolicies tuned)",
         False,
     )
@@ -179,21 +179,21 @@ class TrainSettings:
     )
     policy_mapping: str | None = _word(
         CODE,
-        "f(agent_id, episode, worker, **kwargs) -> the id of the policy that acts; the policies "
-        'stand in --config: {"policies": ["left", "right"]}',
+        "f(agent_id, episode, worker, **kwargs) -> the id of the policy that acts; list the "
+        'policies in --config: {"policies": ["left", "right"]}',
         metavar="MODULE:FUNCTION",
     )
     steps: int = _goal(
         END,
-        "environment steps after which the run ends, with the iteration that reaches them (default "
-        "100,000, with --until 1,000,000)",
+        "stop after the iteration that reaches this number of environment steps (default 100,000, "
+        "with --until 1,000,000)",
         100_000,
         type=positive,
     )
     until: float | None = _goal(
         END,
-        "stop when the mean return of recent training episodes reaches this: of those of the last "
-        "10,000 steps or of the iteration, 5 at least",
+        "stop when the mean return of recent training episodes reaches this; recent: of the last "
+        "10,000 steps or of the iteration, at least 5",
         type=float,
         metavar="RETURN",
     )
@@ -204,11 +204,11 @@ class TrainSettings:
         **_N,
     )
     eval_episodes: int = _word(
-        WAY, "episodes of an evaluation (default 10)", 10, setting="evaluation_duration", **_N
+        WAY, "episodes per evaluation (default 10)", 10, setting="evaluation_duration", **_N
     )
     keep_best: bool = _goal(
         WAY,
-        "keep apart a checkpoint of the weights with the best evaluation (or those that sampled "
+        "also keep a checkpoint of the weights with the best evaluation (or of those that sampled "
         "the iteration with the best mean of recent returns)",
         False,
     )
@@ -219,31 +219,31 @@ class TrainSettings:
     record_every: int = _optional_number(
         WAY, "record a video of an episode every N iterations (default: never)"
     )
-    export: bool = _goal(AFTER, "write SavedModel and ONNX, verified", False)
+    export: bool = _goal(AFTER, "write SavedModel and ONNX, and verify them", False)
     play: int = _optional_number(
-        AFTER, "play N episodes with the exported ONNX file in a process of its own"
+        AFTER, "play N episodes with the exported ONNX file in a separate process"
     )
     allow_other_spaces: bool = _goal(
-        RUN, "go on though the environment's dtypes or action bounds have changed", False
+        RUN, "resume even if the environment's dtypes or action bounds have changed", False
     )
 
     @property
     def algo_name(self) -> str:
-        """What the algorithm is called."""
+        """The algorithm's name without its module."""
         return self.algo.rpartition(":")[2]
 
     @property
     def _tuned_as(self) -> str:
         """The name of the algorithm in the table of tuned settings.
 
-        A class of the user's has those that are registered for it, not those of ours of its name.
+        A user's class with the name of a built-in algorithm does not get that algorithm's settings.
         """
         is_another = is_own(self.algo) and self.algo_name in algorithm_names()
         return self.algo if is_another else self.algo_name
 
     @property
     def title(self) -> str:
-        """What is trained, for people.
+        """Algorithm and environment, for display.
 
         >>> TrainSettings(env="CartPole-v1", algo="mine.learning:Best").title
         'Best on CartPole-v1'
@@ -252,13 +252,13 @@ class TrainSettings:
 
     @property
     def goals(self) -> Goals:
-        """What is trained for."""
+        """The stopping criteria and checkpoint intervals."""
         from tfpolicies.algorithms.run_records import Goals
 
         return Goals(**{each.name: getattr(self, each.name) for each in fields(Goals)})
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the settings as JSON can hold them."""
+        """Returns the settings as JSON values."""
         from tfpolicies.storage.json_values import encode_value
 
         from_file = encode_value(dict(self.from_file))
@@ -266,14 +266,14 @@ class TrainSettings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str) -> TrainSettings:
-        """Returns what `as_json` gave.
+        """Restores the settings from the result of `as_json`.
 
         Args:
             content: the settings.
             where: the run, for the message.
 
         Raises:
-            CheckpointError: if these are no settings of a training run.
+            CheckpointError: if these are not settings of a training run.
         """
         from tfpolicies.storage.json_values import decode_value, find_missing
 
@@ -294,7 +294,7 @@ class TrainSettings:
             ) from error
 
     def config(self) -> AlgorithmConfig:
-        """Returns the config of the run: tuned settings, overridden by what was asked for.
+        """Returns the config of the run: tuned settings, overridden by the user's.
 
         Raises:
             ConfigError: for an unknown or invalid setting.
@@ -311,14 +311,14 @@ class TrainSettings:
         _apply_file(config, self.from_file)
         own = {word.setting: getattr(self, name) for name, word in WORDS.items() if word.setting}
         if self.eval_every is None:
-            del own["evaluation_duration"]  # which the file may say
+            del own["evaluation_duration"]  # keeps the value of the file
         config.update_from_dict({name: x for name, x in own.items() if x is not None})
         apply_settings(config, self.set)
         config.update_from_dict(self.imported())
         return config
 
     def told_tuned(self) -> str:
-        """Returns a line about the settings that the run begins with."""
+        """Returns a line about the settings that the run starts with."""
         entry = find_tuned(self._tuned_as, self.env)
         usual = "the algorithm's defaults" if is_own(self.algo) else "RLlib's defaults"
         if self.no_tuned:
@@ -329,11 +329,11 @@ class TrainSettings:
             return f"Settings: {usual}; none are tuned for {self.title} ({told})."
         return (
             f"Settings: tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; this "
-            f"run has {self.steps:,}. --no-tuned begins with {usual}."
+            f"run has {self.steps:,}. Use --no-tuned to start with {usual}."
         )
 
     def imported(self) -> dict[str, Any]:
-        """Returns the objects that the settings name, by the names of the config's settings.
+        """Imports the objects that the settings name; returns them by the config's setting names.
 
         Raises:
             UsageError: if one of them cannot be imported.
@@ -351,11 +351,11 @@ WORDS: dict[str, Word] = {
     each.name: each.metadata["word"] for each in fields(TrainSettings) if each.metadata
 }
 IMPORTED = tuple(name for name, word in WORDS.items() if word.group == CODE)
-"""Settings that say what is imported."""
+"""Options that name code to import."""
 
 
 def flag(name: str) -> str:
-    """Returns how a word is written on the command line.
+    """Returns the command-line spelling of an option.
 
     >>> flag("num_envs"), flag("env")
     ('--num-envs', 'ENV')
@@ -367,11 +367,11 @@ _OPTIONS = {
     **{name: f"--{name}" for name in ("algo", "env", "callbacks", "model", "web")},
     "policy_mapping_fn": "--policy-mapping",
 }
-"""Options by the settings that they give, which `--set` does not."""
+"""Options by setting, for settings that `--set` does not set."""
 
 
 def in_words(settings: Mapping[str, str]) -> str:
-    """Returns how settings are given on the command line.
+    """Returns settings as command-line arguments.
 
     >>> in_words({"env": "my:Env", "policy_mapping_fn": "my:mapping"})
     '--env my:Env --policy-mapping my:mapping'
@@ -388,14 +388,14 @@ def in_words(settings: Mapping[str, str]) -> str:
 
 
 def imported(name: str, path: str) -> Any:
-    """Returns what an option names, which is the user's own word.
+    """Imports the object that an option names, which the user chose and not a file.
 
     Args:
         name: of the option, for messages.
         path: `"package.module:name"`; modules are found as Python finds them.
 
     Raises:
-        UsageError: if it cannot be imported, or nothing that can be called is there.
+        UsageError: if it cannot be imported, or is not callable.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -418,13 +418,13 @@ def _apply_file(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
 
 
 def require_one_value_each(given: Mapping[str, Any]) -> None:
-    """Checks that no setting is given by a word of its own and by `--set`, too.
+    """Checks that no setting is given both by its option and by `--set`.
 
     Args:
-        given: the words of the command that were given, by name.
+        given: the arguments of the command, by name.
 
     Raises:
-        UsageError: naming the setting and both words.
+        UsageError: naming the setting and both options.
 
     >>> require_one_value_each({"lr": 1e-4, "set": ["gamma=0.9"]})
     >>> require_one_value_each({"lr": 1e-4, "set": ["lr=1e-3"]})
@@ -445,8 +445,8 @@ def require_one_value_each(given: Mapping[str, Any]) -> None:
 def apply_settings(config: AlgorithmConfig, given: Sequence[str]) -> None:
     """Changes a config by `"name=value"` texts.
 
-    A value is a Python literal, `inf`, or else a text. `model.fcnet_hiddens=[64,64]` changes one
-    key of a dict.
+    A value is a Python literal, `inf`, or otherwise a string. `model.fcnet_hiddens=[64,64]`
+    changes one key of a dict.
 
     Raises:
         ConfigError: for a text without `=`, and for an unknown or invalid setting.
@@ -474,19 +474,17 @@ def _unknown(config: AlgorithmConfig, name: str, error: UnknownSettingError) -> 
 
     inside = [f"model.{key}" for key in MODEL_DEFAULTS]
     if near_matches(name, MODEL_DEFAULTS):
-        return f"--set: {name!r} is no setting.{near_matches(f'model.{name}', inside)}"
+        return f"--set: there is no setting {name!r}.{near_matches(f'model.{name}', inside)}"
     if near_matches(name, [*config.keys()]):
         return f"--set: {error}"
     return (
-        f"--set: {error} What the environment takes is set by env_config.{name}=... . Settings are "
-        f"{', '.join(sorted(config.keys()))}."
+        f"--set: {error} For a setting of the environment, use env_config.{name}=... . Settings "
+        f"are {', '.join(sorted(config.keys()))}."
     )
 
 
 def parse_value(text: str) -> Any:
-    """Returns the value that a text on the command line stands for.
-
-    It may be written in Python or in JSON; what is neither is a string.
+    """Parses a value on the command line, in Python or JSON syntax; anything else is a string.
 
     >>> parse_value("[64, 64]"), parse_value("inf"), parse_value("true"), parse_value("adam")
     ([64, 64], inf, True, 'adam')

@@ -1,4 +1,4 @@
-"""What the commands share: the runs, checkpoints and policies that a user names, and exporting."""
+"""Finds runs and checkpoints by path, loads policies and environments, and exports policies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Shipped(NamedTuple):
-    """What was exported, and how it did."""
+    """The files of an exported policy, and its results."""
 
     files: Mapping[str, Path]
     figures: Mapping[str, str]
-    mean_return: float | None = None  # of the exported policy; None if it did not play
+    mean_return: float | None = None  # of the exported policy; None without --play
 
 
 def find_run(path: str) -> RunFolder | None:
@@ -42,7 +42,7 @@ def find_run(path: str) -> RunFolder | None:
 
 
 def find_checkpoint(path: str, *, best: bool = False) -> Path:
-    """Returns the checkpoint folder that a run, a folder of runs or a checkpoint folder means.
+    """Returns the checkpoint folder for the path of a run, a folder of runs or a checkpoint.
 
     Raises:
         CheckpointError: if there is none.
@@ -52,11 +52,11 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
         begun = find_runs(path)
         if begun:
             raise CheckpointError(
-                f"No run in {path!r} has a checkpoint yet. Begin the newest one anew with "
+                f"No run in {path!r} has a checkpoint yet. Restart the newest one with "
                 f"`tfpolicies train --resume {shown(begun[0].path)}`."
             )
         if best:
-            raise UsageError(f"--best asks for a run folder, but {path!r} is none.")
+            raise UsageError(f"--best needs a run folder, but {path!r} is not one.")
         folder = resolve_path(path)
         is_policy_id = folder.parent.name == POLICIES and any(folder.parents[1].glob("*.json"))
         if not (folder.exists() or is_policy_id):
@@ -65,7 +65,7 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
     folder = run.best if best else run.latest
     if not (folder.exists() if best else run.has_checkpoint):
         advice = (
-            "Train with --keep-best." if best else "Train it on with `tfpolicies train --resume`."
+            "Train with --keep-best." if best else "Resume it with `tfpolicies train --resume`."
         )
         raise CheckpointError(
             f"The run {shown(run.path)} has no {folder.name} checkpoint. {advice}"
@@ -81,20 +81,20 @@ def load_policy(
     explore: bool = False,
     policy_id: str | None = None,
 ) -> Any:
-    """Returns the policy of a checkpoint of a policy or of an algorithm.
+    """Loads the policy from a checkpoint of a policy or of an algorithm.
 
     Args:
         folder: the checkpoint.
-        console: where it is shown that TensorFlow is loading.
-        source: has `model`, a `module:factory` of a model that the checkpoint does not hold;
-            `algo`, the algorithm as `--algo` names it, None if the run says it; and maybe
+        console: shows a status while TensorFlow is loading.
+        source: has `model`, the `module:factory` of a model that the checkpoint does not contain;
+            `algo`, the value of `--algo`, or None to use the run's; and optionally
             `model_work_limit`, how many times the usual work a stored Keras model may take.
         explore: whether the policy samples its actions.
-        policy_id: of an algorithm with several policies, the one that is meant.
+        policy_id: which policy to load, if the algorithm has several.
 
     Raises:
-        CheckpointError: if it is missing, damaged or foreign, or holds several policies and none
-            of them is named.
+        CheckpointError: if it is missing, damaged or of another format, or has several policies and
+            no `policy_id` is given.
         UnknownPolicyError: if it has no policy of that id.
         UsageError: if the model cannot be imported.
     """
@@ -116,20 +116,20 @@ def load_policy(
             found = load_policies(folder, ids, base, settings, known=known)
     except CheckpointError as error:
         if "algo" in error.settings and is_own(trained):
-            error.settings = {"algo": trained}  # the user's own word says it once more
+            error.settings = {"algo": trained}  # the advice is to name it again
         raise
     if not isinstance(found, dict):
         return found
     if len(found) != 1:
         raise CheckpointError(
-            f"{shown(folder)} holds the policies {', '.join(sorted(found))}. Export one after the "
-            f"other: {' and '.join(export_command(shown(folder), pid) for pid in sorted(found))}."
+            f"{shown(folder)} holds the policies {', '.join(sorted(found))}. Export each of them: "
+            f"{' and '.join(export_command(shown(folder), pid) for pid in sorted(found))}."
         )
     return next(iter(found.values()))
 
 
 def export_command(source: str, policy_id: str) -> str:
-    """Returns the command that exports one policy of several, as it stands in messages.
+    """Returns the command that exports one policy of several, for messages.
 
     >>> export_command("runs/a", "cat")
     '`tfpolicies export runs/a --policy cat --to cat`'
@@ -139,7 +139,7 @@ def export_command(source: str, policy_id: str) -> str:
 
 
 def _algorithm_of_run(folder: Path) -> str:
-    """Returns what the run of a checkpoint says of its algorithm; "" if there is none."""
+    """Returns the algorithm in the run.json of a checkpoint's run; "" if there is no run."""
     run = run_of(folder)
     settings = {} if run is None else run.settings
     train = settings.get("train")
@@ -147,7 +147,7 @@ def _algorithm_of_run(folder: Path) -> str:
 
 
 def run_of(checkpoint: Path) -> RunFolder | None:
-    """Returns the run that a checkpoint, or a part of one, lies in; None if it lies in none."""
+    """Returns the run that contains a checkpoint, or a part of one; None if there is none."""
     for parent in checkpoint.parents:
         if parent.name == "checkpoints":
             with contextlib.suppress(CheckpointError):
@@ -156,35 +156,35 @@ def run_of(checkpoint: Path) -> RunFolder | None:
 
 
 def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
-    """Returns where a policy plays: what is given, or else what its config says.
+    """Returns the environment to play in: the given one, or else that of the config.
 
     Raises:
-        ConfigError: if neither says it, or if the config's would have to be imported.
+        ConfigError: if there is none, or if the config's would have to be imported.
     """
     source = environment_of_file(config["env"]) if given is None else given
     if isinstance(source, Missing):
         raise ConfigError(
-            f"The policy was trained in {source.name!r}, but no file chooses what is imported. "
-            f"Give --env {source.name}."
+            f"The policy was trained in {source.name!r}, which is not imported without your "
+            f"consent. Give --env {source.name}."
         )
     if not (isinstance(source, str) or callable(source)):
-        raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")
+        raise ConfigError("The checkpoint names no environment. Give --env NAME.")
     return source
 
 
 def export_policy(
     policy: TFPolicy, folder: Path, console: Console, forms: Mapping[str, Any]
 ) -> Shipped:
-    """Exports a policy, each format verified against it.
+    """Exports a policy and verifies each format against it.
 
-    An engine's layout goes right into `folder`, of ONNX of the opset that `onnx` names; the others
-    have a folder in it.
+    A layout for an engine is written directly into `folder`, with the ONNX opset of `onnx`; other
+    formats get a subfolder.
 
     Args:
-        policy: what is exported.
-        folder: where to.
-        console: where it is shown what is written.
-        forms: what the options of `tfpolicies export` say that name forms, by name.
+        policy: the policy.
+        folder: the destination.
+        console: shows a status for each format.
+        forms: the values of those options of `tfpolicies export` that choose formats, by name.
     """
     onnx, layout, litert = (forms.get(name) for name in ("onnx", "layout", "litert"))
     results: dict[str, ExportResult] = {}
@@ -207,7 +207,7 @@ def export_policy(
 
 
 def _verified(result: ExportResult) -> str:
-    """Says how well an export agrees with its policy."""
+    """Describes how well an export agrees with its policy."""
     told = f"differs from the policy by at most {result.parity.largest_difference:.1e}"
     if result.agreement is None:
         return f"verified: {told}"
@@ -223,7 +223,7 @@ def load(console: Console) -> None:
 
 
 def print_files(console: Console, files: Mapping[str, Path]) -> None:
-    """Prints paths in lines that are never broken, so that they can be copied."""
+    """Prints paths without line breaks, so that they can be copied."""
     there = {name: path for name, path in files.items() if path.exists()}
     width = max(map(len, there), default=0)
     for name, path in there.items():

@@ -1,4 +1,4 @@
-"""`tfpolicies train`: trains, ships and plays, goes on with a run, and says how it ended."""
+"""The command `train`: trains or resumes a run, exports and plays the policy, prints a summary."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfpolicies")
 
 _STEPS_WITH_TARGET = 1_000_000
-_ROUND = 10  # train batches of a further round, after an exported policy fell short
+_ROUND = 10  # further train batches if the exported policy missed the target
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
-_PLUS_MINUS = "\N{PLUS-MINUS SIGN}"  # between a mean and a standard deviation
+_PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 _LARGEST = 1 << 20  # bytes of a file of settings
-_NO_SETTINGS = ("command", "debug", "run")  # of the parsed words
+_NO_SETTINGS = ("command", "debug", "run")
 
 
 class Job(NamedTuple):
-    """A training in its folder, as the command sees it."""
+    """A training with its run folder and console."""
 
     run: RunFolder
     settings: TrainSettings
@@ -80,13 +80,13 @@ class Job(NamedTuple):
 
 
 def train(args: argparse.Namespace) -> int:
-    """Trains, ships and plays; see `tfpolicies train --help`.
+    """Trains, exports and plays; see `tfpolicies train --help`.
 
-    What can go wrong with settings, environment and building goes wrong before there is a folder.
+    Errors of settings, environment and construction are raised before a run folder is made.
     """
     given = {name: value for name, value in vars(args).items() if name not in _NO_SETTINGS}
     require_one_value_each(given)
-    model_work_limit = given.pop("model_work_limit", 1.0)  # the caller's word, kept in no folder
+    model_work_limit = given.pop("model_work_limit", 1.0)  # not stored in the run folder
     console = CommandConsole()
     with contextlib.ExitStack() as closing:
         run, parent = None, resolve_path(given.get("run_dir", RUNS))
@@ -127,19 +127,19 @@ def train(args: argparse.Namespace) -> int:
 
 
 def _stop(algorithm: Algorithm) -> None:
-    """Closes an algorithm; environments that break in that do not change how the command ends."""
+    """Closes an algorithm; errors of environments are logged and do not change the exit status."""
     try:
         algorithm.stop()
     except Exception as error:
         logger.warning("The environments could not be closed: %r", error)
 
 
-# -- what is asked for ------------------------------------------------------------------------
+# -- settings ---------------------------------------------------------------------------------
 
 
 def _started(given: dict[str, Any]) -> TrainSettings:
     from_file = _settings_in(given.pop("config", None))
-    for name in {"env", "seed"} & from_file.keys():  # which the command line overrides, too
+    for name in {"env", "seed"} & from_file.keys():  # the command line overrides these as well
         given.setdefault(name, from_file.pop(name))
     if "env" not in given:
         raise UsageError("train takes an environment: `tfpolicies train CartPole-v1`.")
@@ -156,7 +156,7 @@ def _settings_in(path: str | None) -> dict[str, Any]:
     """Returns the settings in a JSON file; none without a file.
 
     Raises:
-        UsageError: if it cannot be read, or holds anything but an object.
+        UsageError: if it cannot be read, or is not a JSON object.
     """
     if path is None:
         return {}
@@ -207,7 +207,7 @@ def restore_or_build(
 
 
 def _require_one_policy_to_ship(algorithm: Algorithm, settings: TrainSettings) -> None:
-    """Refuses to export or play where there are policies of several names."""
+    """Refuses `--export` and `--play` if there are several policies."""
     ids = sorted(algorithm.worker.policy_map)
     if (settings.export or settings.play) and DEFAULT_POLICY_ID not in ids:
         raise UsageError(
@@ -217,7 +217,7 @@ def _require_one_policy_to_ship(algorithm: Algorithm, settings: TrainSettings) -
 
 
 def _require_pictures(algorithm: Algorithm, settings: TrainSettings) -> None:
-    """Looks at an environment once where videos are to be recorded."""
+    """Checks that the environment renders, if videos are to be recorded."""
     if settings.record_every:
         from tfpolicies.algorithms.recording import Scene, require_pictures
 
@@ -232,7 +232,7 @@ def _run_to_resume(path: str) -> RunFolder:
     if run is not None:
         return run
     without = [shown(run.path) for run in find_runs(path)]
-    hint = f" {without[0]} has no checkpoint yet; name it to begin it anew." if without else ""
+    hint = f" {without[0]} has no checkpoint yet; name it to restart it." if without else ""
     raise CheckpointError(
         f"--resume needs a run folder, or a folder of runs, but {path!r} has no run with a "
         f"checkpoint.{hint}"
@@ -243,15 +243,15 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
     content = run.settings
     if "learn" in content:
         raise UsageError(
-            f"{shown(run.path)} was trained by a script. Go on there: "
+            f"{shown(run.path)} was trained by a script. Resume it there: "
             f"algorithm.learn(..., run_dir={str(run.path)!r})."
         )
     settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
     again = _named_again(settings)
     if missing := [text for name, text in again.items() if name not in given]:
         raise UsageError(
-            f"{shown(run.path)} uses {' and '.join(missing)}, but no file chooses what is "
-            f"imported. Name it again: `{shlex.join(_resume_words(run))}`."
+            f"{shown(run.path)} uses {' and '.join(missing)}, but your code is only imported if "
+            f"you name it. Name it again: `{shlex.join(_resume_words(run))}`."
         )
     given_again = [name for name in ("env", "algo", *IMPORTED) if name in given]
     for name in given_again:
@@ -261,14 +261,14 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
     fixed = [name for name in given if name not in goals]
     if fixed:
         raise UsageError(
-            f"{', '.join(map(flag, fixed))} cannot be given with --resume: {shown(run.path)} holds "
-            f"what is trained. These may be changed: {', '.join(map(flag, goals))}."
+            f"{', '.join(map(flag, fixed))} cannot be given with --resume: {shown(run.path)} has "
+            f"fixed settings. These may be changed: {', '.join(map(flag, goals))}."
         )
     return dataclasses.replace(settings, **given)
 
 
 def _named_again(settings: TrainSettings) -> dict[str, str]:
-    """Returns what a run's file alone may not choose to import, by the setting that names it."""
+    """Returns the imports that the user must name again on resuming, by setting."""
     found = {name: getattr(settings, name) for name in IMPORTED}
     found["algo"] = settings.algo if is_own(settings.algo) else None
     env = settings.env if isinstance(environment_of_file(settings.env), Missing) else None
@@ -276,24 +276,24 @@ def _named_again(settings: TrainSettings) -> dict[str, str]:
 
 
 def _require_own_words(run: RunFolder, settings: TrainSettings) -> None:
-    """Refuses settings of a run's file that would import something; what was named again is not."""
+    """Refuses settings in run.json that would import something that the user did not name again."""
     known = {settings.env: settings.env}
     foreign = find_missing(admitted(settings.config().to_dict(), ALGORITHM_SETTINGS, known=known))
     if foreign:
         names = ", ".join(found.name for found in foreign.values())
         raise UsageError(
-            f"{shown(run.run_json)} sets {names}, but no file chooses what is imported. Start a "
-            "new run with the same settings, or write a script."
+            f"{shown(run.run_json)} sets {names}, but your code is only imported if you name "
+            "it. Start a new run with the same settings, or write a script."
         )
 
 
 def _is_finished(run: RunFolder, console: Console) -> bool:
-    """Says so if a run has reached its goals."""
+    """Prints a hint if a run has reached its goals."""
     finished = run.settings.get("finished")
     if finished is None:
         return False
     console.print(f"{shown(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
-    _print_hint(console, "To train on, raise a goal:", [*_resume_words(run), "--steps", "..."])
+    _print_hint(console, "To train longer, use:", [*_resume_words(run), "--steps", "..."])
     return True
 
 
@@ -305,7 +305,7 @@ _REASONS = {TARGET: "the target was reached", STEPS: "all steps were used"}
 
 
 def _resume_words(run: RunFolder) -> list[str]:
-    """Returns the command that goes on; it names again what a file may not name."""
+    """Returns the command that resumes a run; it names again what a file may not import."""
     train = run.settings.get("train", {})
     again = _named_again(TrainSettings.from_json(train, str(run.run_json)))
     env = [again.pop("env")] if "env" in again else []
@@ -326,11 +326,11 @@ def _typed(program: str) -> str:
     return name if shutil.which(name) == program else shown(Path(program))
 
 
-# -- training and shipping --------------------------------------------------------------------
+# -- training and exporting -------------------------------------------------------------------
 
 
 def _train_and_ship(job: Job) -> int:
-    """Trains until the exported policy reaches the target too, or the steps are used up."""
+    """Trains until the exported policy also reaches the target, or the steps are used up."""
     settings, training, console, run = job.settings, job.training, job.console, job.run
     further = 0
     while True:
@@ -340,8 +340,8 @@ def _train_and_ship(job: Job) -> int:
         if reason == STEPS or played is None or settings.until is None or played >= settings.until:
             break
         console.print(
-            f"The exported policy played {played:.1f}, short of {settings.until:g}: training goes "
-            "on.",
+            f"The exported policy played {played:.1f}, short of {settings.until:g}: training "
+            "continues.",
             highlight=False,
         )
         further = _ROUND * training.algorithm.config.train_batch_size
@@ -354,9 +354,9 @@ def _train_and_ship(job: Job) -> int:
 
 
 def _ship(job: Job, reason: str) -> Shipped:
-    """Exports and plays as far as asked for.
+    """Exports the policy and plays with it, as requested.
 
-    Shipped is the policy that reached the target; where none did, the best one if it was kept.
+    It exports the policy that reached the target; otherwise the best one, if it was kept.
     """
     settings, run, algorithm = job.settings, job.run, job.training.algorithm
     if not (settings.export or settings.play):
@@ -377,7 +377,7 @@ def _ship(job: Job, reason: str) -> Shipped:
 
 
 def _describe_returns(row: Mapping[str, float]) -> str:
-    """Returns mean and standard deviation of the recent returns in a row of progress, in words."""
+    """Describes mean and standard deviation of the recent returns in a row of progress."""
     mean, std, episodes = (row.get(RECENT + name, math.nan) for name in ("mean", "std", "episodes"))
     if math.isnan(mean):
         return "none, since no episode has ended. Give the environment a time limit"
@@ -409,7 +409,7 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
     job.console.print()
     print_files(job.console, files)
     if _named_again(settings):
-        text = "To train on, name again what is imported:"
+        text = "To train longer, name your code again:"
         _print_hint(job.console, text, [*_resume_words(run), "--steps", "..."])
 
 
@@ -422,11 +422,11 @@ def _print_hint(console: Console, text: str, words: list[str]) -> None:
 
 
 def _ended(job: Job, error: BaseException, *, debug: bool) -> int:
-    """Saves what a training that was ended has, says how to go on, and returns the exit status."""
+    """Saves the state of an interrupted training, prints how to resume; returns the exit status."""
     signals = current()
     signals.caught()
     if signals.requested is not None and not isinstance(error, SignalEnd):
-        error = SignalEnd(signals.requested)  # which environments' processes may feel, too
+        error = SignalEnd(signals.requested)  # environments' processes may get it as well
     status, what = status_of(error, begun=True), described(error)
     if isinstance(error, KeyboardInterrupt):
         what = what.capitalize()
@@ -439,7 +439,7 @@ def _ended(job: Job, error: BaseException, *, debug: bool) -> int:
         with contextlib.suppress(OSError):
             place_file(job.run.error_txt, trace.encode(errors="replace"))
             what = f"{what}.\nThe traceback is in {shown(job.run.error_txt)}"
-    if status == NOT_FINITE:  # what led there is not worth keeping
+    if status == NOT_FINITE:  # the state is not worth saving
         say(f"{what}. Nothing was saved.")
         _say_how_to_go_on(job.run)
         return status
@@ -449,12 +449,12 @@ def _ended(job: Job, error: BaseException, *, debug: bool) -> int:
 
 
 def _rescue(job: Job, what: str) -> None:
-    """Saves what would be lost, and says what happened and how to go on."""
+    """Saves unsaved progress, and prints what happened and how to resume."""
     run = job.run
     try:
         job.training.records.rescue()
     except CheckpointError as error:
-        say(f"{what}. What was not saved is lost: {error}")
+        say(f"{what}. Unsaved progress is lost: {error}")
     else:
         saved = (
             f"Saved in {shown(run.latest)}." if run.has_checkpoint else "Nothing was trained yet."
@@ -464,4 +464,4 @@ def _rescue(job: Job, what: str) -> None:
 
 
 def _say_how_to_go_on(run: RunFolder) -> None:
-    say(f"Go on with:\n  {shlex.join(_resume_words(run))}")
+    say(f"Resume with:\n  {shlex.join(_resume_words(run))}")

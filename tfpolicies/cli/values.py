@@ -1,4 +1,4 @@
-"""The values that words of the command line stand for; what is wrong with them, argparse says."""
+"""Types of command-line values, for argparse's `type`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAST_PORT = 65_535
 
 
 def _whole(text: str) -> int:
-    """Returns the integer that is written as 100000, 100_000 or 1e5.
+    """Parses an integer, also if it is written as 100_000 or 1e5.
 
     >>> _whole("1e5"), _whole("100_000")
     (100000, 100000)
@@ -30,7 +30,7 @@ def _whole(text: str) -> int:
 
 
 def not_among(value: object, choices: Collection[str]) -> str:
-    """Returns what a message says of a value that is not among the choices.
+    """Describes an invalid choice, for messages.
 
     >>> not_among("onxx", ["onnx", "tf"])
     "there is no 'onxx'. Did you mean 'onnx'? Choose one of onnx, tf."
@@ -40,7 +40,7 @@ def not_among(value: object, choices: Collection[str]) -> str:
 
 
 def _make_integer(low: int, high: float, rule: str) -> Callable[[str], int]:
-    """Returns what takes integers from `low` to `high`, for argparse."""
+    """Returns a type for integers from `low` to `high`."""
 
     def parse(text: str) -> int:
         number = _whole(text)
@@ -58,7 +58,7 @@ opset = _make_integer(OPSETS[0], OPSETS[-1], f"from {OPSETS[0]} to {OPSETS[-1]}"
 
 
 def port(text: str) -> int:
-    """Returns the number of a port; 0 is any that is free."""
+    """Parses a port number; 0 is any free one."""
     number = count(text)
     if number > _LAST_PORT:
         raise argparse.ArgumentTypeError(f"must be from 0 to {_LAST_PORT}, got {text}")
@@ -66,7 +66,7 @@ def port(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    """Returns a finite number > 0."""
+    """Parses a finite number > 0."""
     number = float(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
@@ -74,7 +74,7 @@ def above_zero(text: str) -> float:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Returns what a JSON object holds."""
+    """Parses a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -85,7 +85,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def column_names(text: str) -> list[str]:
-    """Returns the names of columns that commas separate; none for an empty text.
+    """Splits column names at commas; an empty text gives no names.
 
     >>> column_names("x, y"), column_names("")
     (['x', 'y'], [])

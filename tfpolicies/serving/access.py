@@ -1,8 +1,8 @@
-"""Who may ask a server: hosts, web pages, a token, and control of the models.
+"""Access control of a server: hosts, web pages, a token, and control of the models.
 
 A web page can send requests to servers that only its reader's computer reaches, and by DNS
-rebinding it can read their answers. Its requests name the page in `Origin` or `Sec-Fetch-Site`, and
-rebound ones its host in `Host`. Browsers do not speak gRPC, which has no such headers.
+rebinding it can read their responses. Such requests name the page in `Origin` or `Sec-Fetch-Site`,
+and after rebinding its host in `Host`. Browsers do not speak gRPC, which has no such headers.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _HEALTH = ("/v2/health/live", "/v2/health/ready")
 _LONGEST_TOKEN = 4096  # bytes of the file
 _MOST_TAKEN = 100
 _OF_PAGES = {b"origin", b"sec-fetch-site"}
-_OWN_SITE = (b"same-origin", b"none")  # `none` is an address that a person typed
+_OWN_SITE = (b"same-origin", b"none")  # `none`: the user typed the address
 
 
 class Access:
-    """Rules by which a server takes requests.
+    """Rules by which a server accepts requests.
 
     Attributes:
-        origins: of the web pages that may send requests and read the answers.
+        origins: of the web pages that may send requests and read the responses.
         control: whether requests may load and unload models.
-        asks_for_token: whether requests must bring a token.
+        asks_for_token: whether requests need a token.
 
     Args:
-        host: where the server listens. On a loopback address, only `localhost`, `127.0.0.1`,
-            `[::1]` and `hosts` are taken as `Host`; elsewhere any, or `hosts` if there are some.
+        host: the server's address. On a loopback address, `Host` must be `localhost`, `127.0.0.1`,
+            `[::1]` or one of `hosts`; on others it may be anything, or one of `hosts` if given.
         hosts: further values of `Host`, without a port.
         origins: such as `https://example.com`.
         control: as above.
-        token: that requests must bring as `Authorization: Bearer TOKEN`; "" for none.
+        token: which requests must have as `Authorization: Bearer TOKEN`; "" for none.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Access:
             names.add(host.lower())
         self._hosts = {name.encode() for name in names}
         self._origins = {origin.encode() for origin in self.origins}
-        self._taken: set[bytes] = set()  # values of `Host` that need no further look
+        self._taken: set[bytes] = set()  # values of `Host` that were accepted before
         self._authorization = f"Bearer {token}".encode() if token else b""
 
     def check_http(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Checks a request of HTTP by its headers, whose names are in lower case.
+        """Checks an HTTP request by its headers, whose names are in lower case.
 
         Raises:
-            RequestError: if its host, its origin or its token is not taken.
+            RequestError: if its host, origin or token is not accepted.
         """
         host = headers.get(b"host", b"")
         if host in self._taken and not _OF_PAGES & headers.keys():
@@ -79,7 +79,7 @@ class Access:
         name = _without_port(host.lower())
         if self._hosts and host not in self._hosts and name not in self._hosts:
             raise RequestError(
-                f"This server is not called {quote(host.decode('latin-1'))}. Send the Host "
+                f"This server does not accept the Host {quote(host.decode('latin-1'))}. Send "
                 f"{' or '.join(sorted(x.decode() for x in self._hosts))}, or start the server with "
                 "--allowed-host.",
                 403,
@@ -102,15 +102,15 @@ class Access:
             self._taken.add(host)
 
     def check_token(self, authorization: bytes) -> None:
-        """Checks what a request brings as `Authorization`.
+        """Checks the `Authorization` of a request.
 
         Raises:
             RequestError: if it is not the server's token.
         """
         if self._authorization and not hmac.compare_digest(authorization, self._authorization):
             raise RequestError(
-                "This server asks for a token. Send the header Authorization: Bearer TOKEN, with "
-                "what is in its --token-file.",
+                "This server requires a token. Send the header Authorization: Bearer TOKEN, with "
+                "the content of its --token-file.",
                 401,
             )
 
@@ -122,12 +122,13 @@ class Access:
         """
         if not self.control:
             raise RequestError(
-                "This server loads and unloads no models on request. Start it with --control.", 403
+                "This server does not load or unload models on request. Start it with --control.",
+                403,
             )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of the same computer reach a host."""
+    """Whether only processes on this computer can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -135,33 +136,33 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path, warn: Callable[[str], object]) -> str:
-    """Reads a token from a file, without the line's end.
+    """Reads a token from a file, without the newline at the end.
 
     Args:
         path: of a regular file.
-        warn: is called with a line of text if other users may read the file.
+        warn: called with a line of text if other users may read the file.
 
     Raises:
-        UsageError: if there is no such file, or it holds anything but one word.
+        UsageError: if there is no such file, or it is not a single word.
     """
     content, mode = read_secret("--token-file", path, _LONGEST_TOKEN)
     token = content.strip()
     if not token or not all(32 < byte < 127 for byte in token):
         raise UsageError(
-            f"--token-file {str(path)!r} must hold one word of at most {_LONGEST_TOKEN} ASCII "
-            "characters. Write one: openssl rand -hex 32 > FILE."
+            f"--token-file {str(path)!r} must contain one word of at most {_LONGEST_TOKEN} ASCII "
+            "characters. Create one: openssl rand -hex 32 > FILE."
         )
     warn_if_shared(path, mode, warn)
     return token.decode()
 
 
 def read_secret(option: str, path: Path, limit: int) -> tuple[bytes, int]:
-    """Returns the content and the mode of a file that an option names.
+    """Returns the content and the mode of the file of an option.
 
     Args:
         option: such as "--token-file".
         path: of a regular file.
-        limit: how many bytes it may have.
+        limit: the largest size in bytes.
 
     Raises:
         UsageError: if it cannot be read.
@@ -174,12 +175,12 @@ def read_secret(option: str, path: Path, limit: int) -> tuple[bytes, int]:
 
 
 def warn_if_shared(path: Path, mode: int, warn: Callable[[str], object]) -> None:
-    """Calls `warn` with a line of text if other users may read a file of this mode."""
+    """Calls `warn` with a line of text if other users may read a file with this mode."""
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        warn(f"Other users may read {path}. Let only yourself read it: chmod 600 {path}.")
+        warn(f"Other users may read {path}. Restrict it to yourself: chmod 600 {path}.")
 
 
 def _without_port(host: bytes) -> bytes:
-    """Returns the host of `host:port`; that of IPv6 stays in brackets."""
+    """Strips the port; an IPv6 address keeps its brackets."""
     name, colon, port = host.rpartition(b":")
     return name if colon and port.isdigit() and not name.endswith(b":") else host

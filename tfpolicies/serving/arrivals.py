@@ -1,4 +1,4 @@
-"""The memory that requests may take while they arrive, shared by HTTP and gRPC."""
+"""The memory budget for requests that are being received, shared by HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from tfpolicies.errors import RequestError
 
 TIMES = 8
-"""How often the largest body fits into what all requests that are arriving may take."""
+"""The budget of all requests as a multiple of the largest body."""
 
 SMALL = 65_536
-"""Bytes of a body that are not counted: connections are, and each holds as much anyway."""
+"""Size up to which a body is not counted: each connection buffers this much anyway."""
 
 
 class Arrival:
-    """A request that is arriving; a context manager, after which its bytes count no longer.
+    """A request that is being received; a context manager, which frees its bytes at the end.
 
     Attributes:
         size: the bytes that are counted for it.
-        can_give_way: whether it may be ended when others need its bytes.
-        give_up: ends it.
+        can_give_way: whether it may be aborted when others need its bytes.
+        give_up: aborts it.
 
     Args:
-        arrivals: all of them.
+        arrivals: the budget.
     """
 
     __slots__ = ("_arrivals", "can_give_way", "give_up", "size")
@@ -33,10 +33,10 @@ class Arrival:
         self.give_up: Callable[[], object] = bool
 
     def grow(self, size: int) -> None:
-        """Counts more bytes; where there are too many, the largest request gives way.
+        """Counts more bytes; if the budget is exceeded, the largest request is aborted.
 
         Raises:
-            RequestError: if this is the largest, or no other one can give way.
+            RequestError: if this is the largest, or no other one can be aborted.
         """
         self._arrivals.add(self, size)
 
@@ -49,7 +49,7 @@ class Arrival:
 
 
 class Arrivals:
-    """All requests that are arriving, bounded in their bytes.
+    """All requests that are being received, with a limit on their total size.
 
     Args:
         max_body: bytes of one request.
@@ -58,10 +58,10 @@ class Arrivals:
     def __init__(self, max_body: int) -> None:
         self._most = TIMES * max_body
         self._used = 0
-        self._all: dict[Arrival, None] = {}  # in the order in which they began
+        self._all: dict[Arrival, None] = {}  # in the order of their beginning
 
     def begin(self) -> Arrival:
-        """Returns a request of no bytes yet."""
+        """Returns a new request with a size of 0."""
         return Arrival(self)
 
     def add(self, arrival: Arrival, size: int) -> None:
@@ -74,7 +74,7 @@ class Arrivals:
             largest = max(others, key=lambda other: other.size, default=arrival)
             if largest is arrival:
                 raise RequestError(
-                    f"Requests that have not arrived whole take {self._used} bytes, and may take "
+                    f"Incomplete requests take {self._used} bytes, but may take at most "
                     f"{self._most} ({TIMES} times --max-body). Try again later.",
                     503,
                 )
@@ -82,7 +82,6 @@ class Arrivals:
             largest.give_up()
 
     def remove(self, arrival: Arrival) -> None:
-        """Counts a request no longer."""
         if self._all.pop(arrival, arrival) is None:
             self._used -= arrival.size
             arrival.size = 0

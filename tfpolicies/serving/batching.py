@@ -1,4 +1,4 @@
-"""Requests that wait together run together."""
+"""Combines waiting requests into batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tfpolicies.serving.time_limits import OverdueError
 Arrays = Mapping[str, np.ndarray]
 Limit = Callable[[float], AbstractContextManager[Any]]
 
-_AT_ONCE = 0.001  # seconds of a batch for which another thread is not worth the way there
-_LONGEST_AT_ONCE = 0.25  # seconds after which a batch, and all later ones, go to a thread after all
-_TURNS = 10  # of the event loop without a further request, after which a batch starts
-_PATIENCE = 0.001  # seconds after which it starts whatever comes
-_MANY = 16  # rows with which the cost of one is found
+_AT_ONCE = 0.001  # seconds of a batch up to which it runs in the event loop
+_LONGEST_AT_ONCE = 0.25  # time limit there; if exceeded, all later batches use a thread
+_TURNS = 10  # turns of the event loop without a further request, after which a batch starts
+_PATIENCE = 0.001  # seconds after which a batch starts in any case
+_MANY = 16  # rows of the trial batch that measures the cost per row
 
 
 class Cost(NamedTuple):
-    """What a batch takes of the processor, in seconds.
+    """CPU time of a batch, in seconds.
 
     Attributes:
-        call: whatever its rows.
-        row: for each of them.
+        call: fixed cost per batch.
+        row: cost per row.
     """
 
     call: float
@@ -37,12 +37,12 @@ class Cost(NamedTuple):
 
     @classmethod
     def measured(cls, run: Callable[[int], float]) -> Cost:
-        """Returns the cost measured by running small batches.
+        """Measures the cost by running small batches.
 
         Args:
-            run: runs so many rows and returns the seconds.
+            run: runs the given number of rows and returns the seconds.
         """
-        run(2)  # the first one prepares
+        run(2)  # warm-up
         one = min(run(1) for _ in range(3))
         if one > _AT_ONCE:
             return cls(0.0, one)
@@ -50,16 +50,15 @@ class Cost(NamedTuple):
         return cls(max(0.0, one - row), row)
 
     def of(self, rows: int) -> float:
-        """Returns the seconds of so many rows."""
         return self.call + rows * self.row
 
 
 LONG = Cost(call=float("inf"), row=0.0)
-"""The cost of what may take any time, as whole sequences do."""
+"""The cost of batches of unknown length, such as whole sequences."""
 
 
 class _Uncancellable(asyncio.Future[Arrays]):
-    """A future that cannot be cancelled; whoever awaits it is cancelled once it is done."""
+    """A future that cannot be cancelled; its awaiting task is cancelled once it is done."""
 
     def cancel(self, msg: object = None) -> bool:
         return False
@@ -75,19 +74,19 @@ class _Job(NamedTuple):
 class Batcher:
     """Runs a function of arrays `[B, ...]` for many callers at once.
 
-    What is there when the function is free runs together, with what else comes while the event
-    loop turns a few times (some 30 us), so batches are as large as the load makes them. Short ones
-    run in the event loop; others in a thread, so that the loop goes on meanwhile.
+    When the function is free, all waiting requests run as one batch, together with those that
+    arrive while the event loop turns a few times (about 30 us). So batch sizes follow the load.
+    Short batches run in the event loop, others in a thread, so that the loop is not blocked.
 
     Args:
-        infer: gives outputs `[B, ...]` by name for inputs `[B, ...]` by name.
-        executor: has the threads.
+        infer: returns outputs `[B, ...]` by name for inputs `[B, ...]` by name.
+        executor: provides the threads.
         cost: of a batch.
-        max_rows: how many rows may run together; one caller may have more.
-        note: is told the rows of each batch.
-        cancellable: whether requests whose callers have gone are left out.
-        limit: returns a context that raises `OverdueError` after so many seconds.
-        seconds: that a batch may take.
+        max_rows: the most rows of a batch; a single request may have more.
+        note: called with the number of rows of each batch.
+        cancellable: whether requests of disconnected callers are skipped.
+        limit: returns a context that raises `OverdueError` after the given seconds.
+        seconds: time limit of a batch.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Batcher:
         return answer
 
     def _gather(self, known: int, turns: int, until: float) -> None:
-        """Starts a batch once so many turns of the loop have brought no further request."""
+        """Starts a batch once no further request has arrived for some turns of the loop."""
         turns = turns + 1 if len(self._waiting) == known else 0
         if turns < _TURNS and time.perf_counter() < until:
             loop = asyncio.get_running_loop()
@@ -144,13 +143,13 @@ class Batcher:
         loop = asyncio.get_running_loop()
         try:
             running = loop.run_in_executor(self._executor, self._attempt, jobs, self._seconds)
-        except RuntimeError as error:  # the server ends
+        except RuntimeError as error:  # the server is stopping
             self._finish(jobs, error)
         else:
             running.add_done_callback(lambda done: self._finish(jobs, done.result()))
 
     def _attempt(self, jobs: list[_Job], seconds: float) -> Arrays | Exception:
-        """Returns the outputs for all jobs at once, or what was raised."""
+        """Runs jobs as one batch; returns the outputs, or the exception."""
         feed = jobs[0].feed
         try:
             if len(jobs) > 1:
@@ -161,7 +160,7 @@ class Batcher:
             return error
 
     def _next(self) -> list[_Job]:
-        """Takes the first jobs that have arrays of one kind, and whose callers still wait."""
+        """Takes the first jobs with equal row shapes whose callers still wait."""
         jobs: list[_Job] = []
         rows = 0
         while self._waiting:
@@ -175,8 +174,8 @@ class Batcher:
         return jobs
 
     def _finish(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
-        """Gives all callers what they wait for; what came meanwhile runs before they go on."""
-        if isinstance(outputs, Exception) and len(jobs) > 1:  # the fault of one harms no other
+        """Delivers the outputs to the callers, after scheduling the next batch."""
+        if isinstance(outputs, Exception) and len(jobs) > 1:  # retries each request separately
             alone = [job._replace(kind=(number,)) for number, job in enumerate(jobs)]
             self._waiting.extendleft(reversed(alone))
         self._is_busy = bool(self._waiting)
@@ -184,7 +183,7 @@ class Batcher:
             asyncio.get_running_loop().call_soon(self._start)
         start = 0
         for job in jobs:
-            if job.answer.done():  # its caller has gone
+            if job.answer.done():  # its caller has disconnected
                 pass
             elif not isinstance(outputs, Exception):
                 part = slice(start, start + job.rows)

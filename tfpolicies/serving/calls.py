@@ -1,4 +1,4 @@
-"""A request for actions and its answer, whatever they travel by."""
+"""A request for actions and its response, independent of the transport."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.serving.texts import LONGEST_NAME, quote, require_short
 
 VALUES = "vf_preds"
-"""The output that takes a critic; nothing else does."""
+"""The only output that needs the critic."""
 
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _KNOWN = ("seed", "explore", *_SEQUENCE)
-_IGNORED = ("priority", "timeout", "binary_data_output")  # what clients of other servers send
+_IGNORED = ("priority", "timeout", "binary_data_output")  # sent by clients of other servers
 
 
 class Options(NamedTuple):
-    """How a request wants to be answered.
+    """Parameters of a request.
 
     Attributes:
-        explore: draw the actions from the distribution; False for the most likely ones.
-        seed: of the draw; None for fresh random noise.
-        sequence: the name of the sequence whose memory is kept; None if there is none.
+        explore: sample the actions from the distribution; False for the most likely ones.
+        seed: of the samples; None for fresh random noise.
+        sequence: the name of the sequence whose state is kept; None if there is none.
         starts: whether the sequence begins with this request.
-        ends: whether it is forgotten after it.
+        ends: whether it ends with this request.
     """
 
     explore: bool = False
@@ -37,10 +37,10 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Options:
-        """Returns what the parameters of a request ask for.
+        """Parses the parameters of a request.
 
         Raises:
-            RequestError: if one is unknown, of a wrong type, or asks for what another excludes.
+            RequestError: if one is unknown, has a wrong type, or contradicts another.
         """
         if not parameters:
             return cls()
@@ -48,8 +48,8 @@ class Options(NamedTuple):
             if name not in _KNOWN and name not in _IGNORED:
                 require_short("a parameter", name)
                 raise RequestError(
-                    f"There is no parameter {quote(name)}.{near_matches(name, _KNOWN)} Requests "
-                    f"take {', '.join(_KNOWN)}."
+                    f"There is no parameter {quote(name)}.{near_matches(name, _KNOWN)} Parameters "
+                    f"are {', '.join(_KNOWN)}."
                 )
         seed = _of_type(parameters, "seed", int, None)
         explore = _of_type(parameters, "explore", bool, seed is not None)
@@ -89,10 +89,10 @@ class Call(NamedTuple):
     """A request for actions.
 
     Attributes:
-        inputs: arrays by name, of the shapes and dtypes that the request says.
-        options: how to answer.
-        outputs: the names of those that are asked for; None for all.
-        id: what the answer is to repeat; "" if nothing.
+        inputs: arrays by name, with the shapes and dtypes of the request.
+        options: the parameters.
+        outputs: the names of the requested outputs; None for all.
+        id: repeated in the response; "" for none.
         version: the only version that may answer; "" for the newest.
     """
 
@@ -104,10 +104,10 @@ class Call(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What of a version answers a call.
+    """The variant of a model's graph that answers a request.
 
     Attributes:
-        explore: whether actions are drawn.
+        explore: whether actions are sampled.
         values: whether the value of the observation is computed.
     """
 
@@ -116,7 +116,7 @@ class Way(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> Way:
-        """Returns the way that costs least."""
+        """Returns the cheapest variant for a request."""
         return cls(call.options.explore, call.outputs is None or VALUES in call.outputs)
 
 
@@ -124,10 +124,10 @@ WAYS = [Way(explore, values) for explore in (False, True) for values in (False, 
 
 
 class Answer(NamedTuple):
-    """What a model answers.
+    """The response of a model.
 
     Attributes:
-        version: of the model that answered.
+        version: of the model.
         outputs: arrays by name.
     """
 
@@ -136,6 +136,6 @@ class Answer(NamedTuple):
 
     @classmethod
     def to(cls, call: Call, version: str, outputs: Mapping[str, np.ndarray]) -> Answer:
-        """Returns an answer with the outputs that a call asks for, all of which there are."""
+        """Selects the outputs that a request asks for; all of them exist."""
         names = outputs if call.outputs is None else call.outputs
         return cls(version, {name: outputs[name] for name in names})

@@ -1,4 +1,4 @@
-"""Connections of HTTP: how many there may be, how long they may wait, and how long heads may be."""
+"""HTTP connections, with limits on their number, waiting time and header size."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tfpolicies.serving.logs import REFUSED, AnsweredRequest
 
-_LONGEST_HEAD = 65_536  # bytes of an address, or of all headers
-_HEAD_SECONDS = 20.0  # that a connection or a begun request may go without complete headers
-_BODY_SECONDS = 60.0  # that a request may go without a byte of its body
-_IDLE_SECONDS = 200.0  # from a request to the next one; uvicorn's limit counts from the answer
-_CLOSING_SECONDS = 10.0  # that a client may take to read its last answer
-_LAST_SECONDS = 1.0  # that a connection without a request may stay when the server stops
-_PAUSE_SECONDS = 0.1  # after a connection could not be accepted
-_EVERY = 1.0  # seconds between two looks at all connections
-_SPARED = 64  # descriptors for models' files, gRPC's own and what else opens
-_MOST, _FEWEST = 4096, 4  # connections, whatever the number of descriptors
+_LONGEST_HEAD = 65_536  # bytes of a URL, or of all headers
+_HEAD_SECONDS = 20.0  # time limit for complete headers
+_BODY_SECONDS = 60.0  # time limit between two parts of a body
+_IDLE_SECONDS = 200.0  # from a request to the next one; uvicorn's limit counts from the response
+_CLOSING_SECONDS = 10.0  # time limit for a client to read its last response
+_LAST_SECONDS = 1.0  # how long connections without a request stay open when the server stops
+_PAUSE_SECONDS = 0.1  # pause after a connection could not be accepted
+_EVERY = 1.0  # seconds between two checks of all connections
+_SPARED = 64  # descriptors reserved for models' files, gRPC and others
+_MOST, _FEWEST = 4096, 4  # connections, for any number of descriptors
 
 _SO_ATTACH_FILTER = 26  # of Linux; `socket` has no name for it
 _DROP_SYN = (  # instructions of BPF: code, jumps if true and false, operand
     (0x30, 0, 0, 13),  # load the byte with the flags of TCP
-    (0x45, 0, 1, 0x02),  # is SYN set, with which clients begin a connection?
+    (0x45, 0, 1, 0x02),  # is SYN set, which opens a connection?
     (0x06, 0, 0, 0),  # then drop the packet
-    (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+    (0x06, 0, 0, 0xFFFFFFFF),  # else accept all of it
 )
 
 _REASONS = {
     400: "Invalid HTTP request received.",
     408: "The request did not arrive in time.",
-    414: f"The address may have {_LONGEST_HEAD} bytes.",
-    431: f"The headers may have {_LONGEST_HEAD} bytes.",
+    414: f"The URL may have at most {_LONGEST_HEAD} bytes.",
+    431: f"The headers may have at most {_LONGEST_HEAD} bytes.",
 }
 
 
 def get_connection_limit() -> int:
-    """Returns how many connections each of HTTP and gRPC may have, given the descriptors left."""
+    """Returns how many connections HTTP and gRPC may have each, given the free file descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST
@@ -58,10 +58,10 @@ def get_connection_limit() -> int:
 
 
 def refuse_new_connections(listening: socket.socket) -> None:
-    """Lets no client begin a connection any more; those that have begun one may complete it.
+    """Makes the kernel drop new connection attempts; those that have begun may complete.
 
-    Clients try again after a second, when the socket is closed, and are refused. Other systems
-    than Linux have no such filters, and nothing happens there.
+    Clients retry after a second, when the socket is closed, and are refused. Only Linux has such
+    filters; elsewhere this does nothing.
     """
     instructions = b"".join(struct.pack("HBBI", *each) for each in _DROP_SYN)
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
@@ -72,15 +72,15 @@ def refuse_new_connections(listening: socket.socket) -> None:
 
 
 class Connections:
-    """All connections of HTTP, bounded in number, for each address and in all.
+    """All HTTP connections, with limits in total and per address.
 
     Attributes:
-        is_draining: whether each closes after its next answer, which says so.
-        is_stopping: whether those without a request close soon.
+        is_draining: whether each connection closes after its next response, whose headers say so.
+        is_stopping: whether idle connections close soon.
 
     Args:
-        most: connections in all; one address may have all but a quarter of them.
-        record: is called with each request that is refused before it is read; None for none.
+        most: connections in total; one address may have three quarters of them.
+        record: called with each request that is refused before it is read; None for none.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Connections:
         self._record = record
         self._most, self._most_of_address = most, most - most // 4
         self.is_draining = self.is_stopping = False
-        self._all: dict[Connection | TlsHandshake, None] = {}  # those that wait longest first
+        self._all: dict[Connection | TlsHandshake, None] = {}  # the oldest first
         self._count: Counter[str] = Counter()
 
     def add(self, connection: Connection | TlsHandshake) -> None:
-        """Admits a connection; one that waits for its client gives way if there are too many."""
+        """Registers a connection; if there are too many, closes one that waits for its client."""
         address = connection.address
         if self._count[address] >= self._most_of_address:
             self._close_one([x for x in self._all if x.address == address])
@@ -106,32 +106,30 @@ class Connections:
         self._count[address] += 1
 
     def remove(self, connection: Connection | TlsHandshake) -> None:
-        """Counts a connection no longer."""
         if self._all.pop(connection, connection) is None:
             self._count[connection.address] -= 1
             if not self._count[connection.address]:
                 del self._count[connection.address]
 
     def record_refused(self, connection: Connection, status: int) -> None:
-        """Records a request that is refused before it is read."""
+        """Logs a request that is refused before it is read."""
         if self._record is not None:
             waited = time.monotonic() - connection.since
             sent = "http", connection.address, "", "", ""
             self._record(AnsweredRequest(*sent, status, waited, 0, time.time()))
 
     def drain(self) -> None:
-        """Lets each connection, and those to come, close after its next answer."""
+        """Makes each connection, including later ones, close after its next response."""
         self.is_draining = True
         for connection in self._all:
             connection.close_after_answer()
 
     def abort(self) -> None:
-        """Closes all connections at once."""
         for connection in [*self._all]:
             connection.abort()
 
     def _close_one(self, connections: list[Connection | TlsHandshake]) -> None:
-        """Closes a connection that waits, first of those that never sent a whole request."""
+        """Closes a waiting connection, preferably one that never sent a complete request."""
         waiting = [x for x in connections if x.is_waiting]
         if waiting:
             found = min(waiting, key=lambda x: (x.is_used, x.since))
@@ -139,7 +137,7 @@ class Connections:
             self.remove(found)
 
     async def watch(self) -> None:
-        """Ends connections that wait for too long, until it is cancelled."""
+        """Closes connections that wait for too long, until it is cancelled."""
         while True:
             await asyncio.sleep(_EVERY)
             now = time.monotonic()
@@ -148,19 +146,19 @@ class Connections:
 
 
 class _Refused(Exception):
-    """Ends the parsing of a request."""
+    """Aborts the parsing of a request."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, with limits of time and length.
+    """uvicorn's connection, with limits on time and size.
 
     Attributes:
         address: of the client.
-        since: when the client last did what it was waited for, in seconds of `time.monotonic`.
-        handshake: what it takes the place of when it is made; None without TLS.
+        since: when the client last sent expected data, in seconds of `time.monotonic`.
+        handshake: the TLS handshake that it replaces when it is made; None without TLS.
 
     Args:
-        connections: all of them.
+        connections: the registry of all connections.
         settings: of uvicorn.
     """
 
@@ -171,19 +169,19 @@ class Connection(HttpToolsProtocol):
         self._connections = connections
         self.address, self.since = "", time.monotonic()
         self.handshake: TlsHandshake | None = None
-        self._chunk = 0  # bytes of what is parsed now
-        self._unparsed = 0  # bytes that came without an end of a head, or a part of a body
-        self._is_body = False  # whether what is parsed now has a part of a body
-        self._status = 400  # of what the parser refuses
+        self._chunk = 0  # size of the data that is being parsed
+        self._unparsed = 0  # bytes received since the last complete headers or part of a body
+        self._is_body = False  # whether the data that is being parsed has a part of a body
+        self._status = 400  # status if the parser refuses the request
 
     @property
     def is_used(self) -> bool:
-        """Whether it got an answer, or is to get one."""
+        """Whether it has had a request."""
         return self.cycle is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether its client is to send something before anything else happens."""
+        """Whether it waits for its client to send something."""
         return self._is_answered or self.cycle.more_body
 
     @property
@@ -203,23 +201,23 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Closes it at once, whatever is left to send."""
+        """Closes it at once, discarding unsent data."""
         self.transport.abort()
 
     def close_after_answer(self) -> None:
-        """Closes it after the answer that is due, if one is; its headers say so."""
+        """Closes it after the pending response, if there is one; its headers say so."""
         if not self._is_answered:
             self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
-        """Closes it when the server stops, unless a request is due; see `end_if_late`."""
+        """Closes it when the server stops, unless a request is pending; see `end_if_late`."""
         if not self._is_answered:
             self.close_after_answer()
         elif self.is_used and not self._unparsed:
             self.transport.close()
 
     def end_if_late(self, now: float) -> None:
-        """Ends it if its client takes too long."""
+        """Closes it if its client takes too long."""
         waited = now - self.since
         if self.transport.is_closing():
             if waited > _CLOSING_SECONDS:
@@ -273,7 +271,7 @@ class Connection(HttpToolsProtocol):
             raise _Refused
 
     def _refuse(self, status: int) -> None:
-        """Answers that the request is not taken, unless an answer has begun; closes."""
+        """Sends an error response, unless a response has begun; closes."""
         if self._is_answered or not self.cycle.response_started:
             body = f'{{"error":"{_REASONS[status]}"}}'.encode()
             lines = [
@@ -292,10 +290,10 @@ class Connection(HttpToolsProtocol):
 
 
 class TlsHandshake:
-    """A connection until TLS is agreed upon, when a `Connection` takes its place.
+    """A connection during its TLS handshake; a `Connection` replaces it afterwards.
 
-    It counts as a connection that waits. (asyncio's servers do not show theirs before the handshake
-    is over, so clients that leave it out would take all descriptors.)
+    It counts as a waiting connection. (asyncio's servers report connections only after the
+    handshake, so clients that never complete it could use up all descriptors.)
 
     Attributes:
         address: of the client.
@@ -305,7 +303,7 @@ class TlsHandshake:
 
     Args:
         accepted: its socket.
-        address: likewise.
+        address: of the client.
     """
 
     is_used, is_waiting = False, True
@@ -317,7 +315,7 @@ class TlsHandshake:
     async def complete(
         self, make_connection: Callable[[], Connection], context: ssl.SSLContext
     ) -> None:
-        """Lets a connection take its place, or closes it if what comes is not TLS."""
+        """Replaces it by a connection, or closes it if the client does not speak TLS."""
         connection = make_connection()
         connection.handshake = self
         with contextlib.suppress(OSError):
@@ -329,15 +327,14 @@ class TlsHandshake:
             )
 
     def abort(self) -> None:
-        """Closes it at once."""
         with contextlib.suppress(OSError):
             self._accepted.shutdown(socket.SHUT_RDWR)
 
     def close_after_answer(self) -> None:
-        """Does nothing: no answer is due."""
+        """No-op: there is no pending response."""
 
     def end_if_late(self, now: float) -> None:
-        """Does nothing: a handshake ends by itself."""
+        """No-op: a handshake has its own time limit."""
 
 
 async def accept_tls(
@@ -349,16 +346,16 @@ async def accept_tls(
     """Accepts connections with TLS until it is cancelled.
 
     Args:
-        listening: a socket that listens.
-        connections: counts them from their beginning.
-        make_connection: gives what handles one whose handshake is over.
+        listening: a listening socket.
+        connections: counts connections from the beginning of their handshake.
+        make_connection: returns the protocol for a connection after its handshake.
         context: a certificate and its key.
     """
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
     while True:
         try:
             accepted, (address, *_) = await loop.sock_accept(listening)
-        except OSError:  # the client has gone, or there are no descriptors
+        except OSError:  # the client has disconnected, or there are no descriptors
             await asyncio.sleep(_PAUSE_SECONDS)
             continue
         handshake = TlsHandshake(accepted, address)

@@ -1,4 +1,4 @@
-"""An exported policy on Ray Serve."""
+"""Deploys an exported policy on Ray Serve."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tfpolicies.system.paths import describe_path, resolve_path
 def deployment(export: str | Path, *, name: str | None = None, **options: object) -> Any:
     """Returns an application for `ray.serve.run` that serves an exported policy.
 
-    Each replica loads the export, answers HTTP by the Open Inference Protocol as
-    `tfpolicies serve` does, runs together what it is asked at the same time, and takes up newer
-    versions. Steps of one sequence may come to different replicas, so only a single one remembers
-    sequences; several take whole sequences, with their `state_in_<i>`.
+    Each replica loads the export, answers HTTP with the Open Inference Protocol as `tfpolicies
+    serve` does, batches simultaneous requests, and loads newer versions. Steps of one sequence may
+    reach different replicas, so sequences are kept only with a single replica; with several,
+    clients must send whole sequences, with their `state_in_<i>`.
 
     Args:
         export: the folder of an ONNX export, or of numbered versions, that all nodes can read.
-        name: of the model; that of the folder if None, as `tfpolicies serve` has it.
+        name: of the model; None for the folder's, as in `tfpolicies serve`.
         options: of `ray.serve.deployment`, such as `num_replicas=2`.
 
     Raises:
-        MissingPackageError: if Ray Serve or what serving needs is not installed.
+        MissingPackageError: if Ray Serve or a package for serving is not installed.
         UsageError: if there is no export.
     """
     try:
@@ -44,8 +44,8 @@ def deployment(export: str | Path, *, name: str | None = None, **options: object
         find_version(folder)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"There is no export to deploy in {describe_path(export, folder)}. {error} Give its "
-            "folder."
+            f"There is no export to deploy in {describe_path(export, folder)}. {error} Give the "
+            "folder of an export."
         ) from error
     model = name or name_model(folder)
     is_alone = options.get("num_replicas", 1) in (None, 1) and "autoscaling_config" not in options

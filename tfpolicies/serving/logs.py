@@ -1,4 +1,4 @@
-"""What a server prints: lines about itself and, if asked for, one for each request."""
+"""Log lines of a server on standard output: about itself, and optionally one per request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import orjson
 from tfpolicies.system.standard_files import discard_output
 
 REFUSED = "tfpolicies.refused"
-"""Where the scope of a request has the status by which its connection refused the rest of it."""
+"""Key in an ASGI scope: the status with which the connection refused the rest of the request."""
 
 _MODEL = re.compile(r"/v2/(?:repository/)?models/([^/]+)")
 _LONGEST_PATH = 200  # characters
-_MOST_WAITING = 10_000  # requests whose lines are not written yet
+_MOST_WAITING = 10_000  # most requests whose lines are not written yet
 _BETWEEN = 0.1  # seconds between two writes
 
 
@@ -32,10 +32,10 @@ class AnsweredRequest(NamedTuple):
         method: of HTTP, such as "POST", or of gRPC, such as "ModelInfer"; "" if it was refused
             before that was read.
         path: without the query, as it was sent.
-        model: that it names; "" for none, and over HTTP for the one in the path.
-        status: of HTTP, also for gRPC; 499 if the client hung up.
-        seconds: from its head to the end of its answer.
-        bytes: of the answer, without its head.
+        model: the model in the request; "" for none, and over HTTP for the one in the path.
+        status: the HTTP status, also for gRPC; 499 if the client disconnected.
+        seconds: from the request's headers to the end of the response.
+        bytes: size of the response, without headers.
         time: when it ended, in seconds since 1970.
     """
 
@@ -53,13 +53,13 @@ class AnsweredRequest(NamedTuple):
 class Log:
     """Writes lines, as text or as one JSON object each.
 
-    Lines about requests are formatted and written by a thread, ten times a second, so that a reader
-    that is slow holds up no request. If too many wait, further ones are left out and counted. Once
-    nobody reads standard output any more, lines go nowhere.
+    A thread formats and writes lines about requests, ten times a second, so that a slow reader does
+    not delay requests. If too many wait, further ones are dropped and counted. Once standard output
+    is closed, lines are discarded.
 
     Args:
         as_json: whether lines are JSON.
-        output: where they go; None for standard output.
+        output: the stream; None for standard output.
     """
 
     def __init__(self, *, as_json: bool = False, output: TextIO | None = None) -> None:
@@ -77,7 +77,7 @@ class Log:
         self._write([message])
 
     def record(self, request: AnsweredRequest) -> None:
-        """Writes a line about a request, soon."""
+        """Queues a line about a request."""
         if len(self._waiting) >= _MOST_WAITING:
             self._left_out += 1
             return
@@ -87,10 +87,10 @@ class Log:
             self._writer.start()
 
     def close(self) -> None:
-        """Writes what waits."""
+        """Writes the queued lines."""
         self._is_closed.set()
         if self._writer is not None:
-            self._writer.join(10 * _BETWEEN)  # longer only if nobody reads
+            self._writer.join(10 * _BETWEEN)  # reached only if the output is not read
 
     def _write_requests(self) -> None:
         is_closed = False
@@ -100,7 +100,7 @@ class Log:
             left_out, self._left_out = self._left_out, 0
             self._write([self._format(request) for request in requests])
             if left_out:
-                self(f"{left_out} requests have no line: the log was not read fast enough.")
+                self(f"{left_out} requests were not logged: the log was not read fast enough.")
 
     def _format(self, request: AnsweredRequest) -> str:
         path = request.path[:_LONGEST_PATH]
@@ -122,9 +122,9 @@ class Log:
             return
         output = self._output or sys.stdout
         try:
-            output.write("".join(f"{line}\n" for line in lines))  # at once: two threads write
+            output.write("".join(f"{line}\n" for line in lines))  # one call: two threads write
             output.flush()
-        except (OSError, ValueError) as error:  # a server goes on, whoever closed its output
+        except (OSError, ValueError) as error:  # a closed output does not stop the server
             if self._output is None and isinstance(error, BrokenPipeError):
                 discard_output()
 

@@ -1,4 +1,4 @@
-"""What the sequences of one version carry from step to step."""
+"""The recurrent states and histories of all sequences of one model version."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FEWEST = 64
 
 
 class Memory:
-    """Arrays `[slots, ...]` of what is carried; each row of a sequence has a slot of its own.
+    """Arrays `[slots, ...]` of state; each row of a sequence has a slot.
 
-    So a step of many sequences reads and writes what all of them carry at once. The arrays grow
-    with the rows that play, and are given back when none does.
+    So one step for many sequences reads and writes the states of all of them at once. The arrays
+    grow with the number of rows, and are freed when there are none.
 
     Args:
-        policy: says what is carried.
+        policy: defines the states.
     """
 
     def __init__(self, policy: OnnxPolicy) -> None:
@@ -28,13 +28,13 @@ class Memory:
         self._carried = policy.fresh(0)
         self._free: list[int] = []
         self._size = 0
-        self._lock = threading.Lock()  # batches may run in threads
+        self._lock = threading.Lock()  # batches may run in several threads
 
     def __len__(self) -> int:
         return self._size - len(self._free)
 
     def begin(self, rows: int) -> np.ndarray:
-        """Returns slots for so many rows, which carry nothing yet."""
+        """Returns slots for new rows, with zero state."""
         if len(self._free) < rows:
             self._grow(max(_FEWEST, rows, self._size))
         slots = np.array([self._free.pop() for _ in range(rows)])
@@ -43,18 +43,19 @@ class Memory:
         return slots
 
     def end(self, slots: np.ndarray) -> None:
-        """Gives slots back; nothing may be running that reads them."""
+        """Frees slots; no running batch may read them."""
         self._free.extend(slots.tolist())
         if self._size > _FEWEST and not len(self):
             self._carried, self._free, self._size = self._policy.fresh(0), [], 0
 
     def step(self, policy: OnnxPolicy, feed: Arrays) -> dict[str, np.ndarray]:
-        """Takes a step of all rows, and returns what it gives.
+        """Executes a step of all rows, and returns its outputs.
 
         Args:
-            policy: what runs.
-            feed: by name, the observations, the slots, the rewards if they are carried, and the
-                noise if actions are drawn.
+            policy: the model.
+            feed: by name, the observations, the slots, the rewards if the policy reads them, and
+            the
+                noise if actions are sampled.
         """
         leaves = [feed[port["name"]] for port in policy.observed]
         slots = feed[SLOTS]

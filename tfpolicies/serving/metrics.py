@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -12,47 +12,46 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tfpolicies.errors import RequestError
 
 GONE = 499
-"""The status that is counted for clients that hang up."""
+"""The status that is counted for clients that disconnect."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """Counters of one server, in a registry of their own.
+    """Counters of one server, in a separate registry.
 
     Attributes:
         requests: answered requests for actions, by model, protocol and status.
-        seconds: how long they took from being read to being answered, by model.
-        batch_rows: rows of each batch that ran, by model.
-        loads: versions that were taken up or refused, by model and outcome.
-        sequences: how many sequences are remembered, by model.
+        seconds: latency from reading a request to its response, by model.
+        batch_rows: rows of each batch, by model.
+        loads: versions that were loaded or refused, by model and outcome.
+        sequences: number of active sequences, by model.
     """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         by_status = ("model", "protocol", "status")
         self.requests = self._make(Counter, "requests", "Answered requests for actions", *by_status)
-        seconds = "Seconds from a request to its answer"
+        seconds = "Seconds from a request to its response"
         self.seconds = self._make(Histogram, "request_seconds", seconds, "model", buckets=_SECONDS)
-        rows = "Rows that ran together"
+        rows = "Rows per batch"
         self.batch_rows = self._make(Histogram, "batch_rows", rows, "model", buckets=_ROWS)
-        loads = "Versions that were taken up or refused"
+        loads = "Versions that were loaded or refused"
         self.loads = self._make(Counter, "loads", loads, "model", "outcome")
-        self.sequences = self._make(Gauge, "sequences", "Sequences that are remembered", "model")
+        self.sequences = self._make(Gauge, "sequences", "Active sequences", "model")
 
     def _make(self, kind: Any, name: str, help: str, *labels: str, **settings: object) -> Any:
-        """Returns a new metric of this server."""
         return kind(f"tfpolicies_{name}", help, labels, registry=self._registry, **settings)
 
     @contextlib.contextmanager
     def measure(self, model: str, protocol: str, gone: type[BaseException]) -> Iterator[None]:
-        """Counts what is done while entered as one request for actions, with its status.
+        """Counts the enclosed code as one request for actions, with its status.
 
         Args:
-            model: that it asks.
-            protocol: by which it came.
-            gone: what is raised where the client has hung up.
+            model: the name of the model.
+            protocol: "http" or "grpc".
+            gone: the exception that is raised if the client has disconnected.
         """
         began, status = time.perf_counter(), 500
         try:
@@ -69,5 +68,5 @@ class Metrics:
             self.seconds.labels(model).observe(time.perf_counter() - began)
 
     def text(self) -> bytes:
-        """Returns all of them in Prometheus's text format."""
+        """Returns all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

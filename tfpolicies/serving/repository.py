@@ -18,30 +18,30 @@ from tfpolicies.serving.served import LIMITS, Limits, ServedModel
 from tfpolicies.serving.texts import quote, require_short
 from tfpolicies.serving.time_limits import TimeLimits
 
-_EVERY = 1.0  # seconds between two looks at a folder
+_EVERY = 1.0  # seconds between two checks of a folder
 _NAME = re.compile(r"[^/\\?#%\s]+")
-_THREADS = 2  # of each model, so that one that takes long holds up no other
+_THREADS = 2  # separate for each model, so that a slow model does not delay others
 
 
 _Parsed = TypeVar("_Parsed")
 
 
 class Repository:
-    """Models that are served, each from a folder of its own, which is watched.
+    """Served models, each from a folder that is checked for new versions.
 
     Attributes:
-        metrics: what is counted.
-        limits: what is taken and kept.
-        arrivals: the requests that are arriving.
-        time_limits: ends models that take too long.
+        metrics: the counters.
+        limits: of requests and models.
+        arrivals: the memory budget of requests that are being received.
+        time_limits: stops models that take too long.
         models: by name.
         is_draining: whether the server is about to stop, so that it is not ready any more.
 
     Args:
         folders: of exports, by the models' names.
-        limits: likewise.
-        say: is told, in a line each, what was taken up and what was refused.
-        pins: by the models' names, versions that are served even if there are newer ones.
+        limits: of requests and models.
+        say: called with a line for each version that is loaded or refused.
+        pins: by model name, versions that are served even if there are newer ones.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Repository:
         return found
 
     def find(self, name: str, version: str) -> ServedModel:
-        """Returns a model that answers by a version; "" for any.
+        """Returns a model, if it answers with a version; "" for any.
 
         Raises:
-            RequestError: if there is no such model, or another version answers.
+            RequestError: if there is no such model, or it answers with another version.
         """
         model = self[name]
         model.require_version(version)
@@ -88,7 +88,7 @@ class Repository:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all models answer, and will do so for a while."""
+        """Whether all models are loaded and the server is not draining."""
         return not self.is_draining and all(model.is_ready for model in self.models.values())
 
     async def load(self) -> None:
@@ -104,7 +104,7 @@ class Repository:
                 raise ExportError(f"The model {model.name!r} cannot be served. {error}") from error
 
     async def watch(self) -> None:
-        """Looks for newer versions, until it is cancelled."""
+        """Checks for newer versions, until it is cancelled."""
         while True:
             await asyncio.sleep(_EVERY)
             for model in self.models.values():
@@ -112,7 +112,7 @@ class Repository:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While entered, all models are loaded and watched.
+        """A context in which all models are loaded and checked for new versions.
 
         Raises:
             ExportError: if one cannot be loaded.
@@ -130,11 +130,11 @@ class Repository:
                 executor.shutdown()
 
     async def parse(self, read: Callable[..., _Parsed], *args: object) -> _Parsed:
-        """Parses a large request in a thread, one at a time, since each may take much memory."""
+        """Parses a large request in a thread, one at a time, because each may need much memory."""
         return await asyncio.get_running_loop().run_in_executor(self._parser, read, *args)
 
     def index(self, *, ready: bool = False) -> list[dict[str, Any]]:
-        """Returns what there is, or only what answers."""
+        """Lists all models, or only those that are ready."""
         return [
             {
                 "name": model.name,
@@ -148,10 +148,10 @@ class Repository:
 
 
 def named(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
-    """Returns folders by names that differ; a name that comes again gets a number.
+    """Returns folders by unique names; a repeated name gets a number.
 
     Raises:
-        UsageError: if a name cannot stand in an address.
+        UsageError: if a name cannot be part of a URL.
 
     >>> [*named([("cart", Path("a/cart")), ("cart", Path("b/cart"))])]
     ['cart', 'cart-2']
@@ -160,8 +160,8 @@ def named(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
     for name, folder in sources:
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"A model's name stands in addresses, so it has no spaces and none of /\\?#%, got "
-                f"{name!r}. Name it: NAME={folder}."
+                f"A model's name is part of URLs, so it must not have spaces or any of /\\?#%, got "
+                f"{name!r}. Give another name: NAME={folder}."
             )
         number, unique = 1, name
         while unique in found:

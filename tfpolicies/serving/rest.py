@@ -30,14 +30,14 @@ from tfpolicies.serving.served import ServedModel
 from tfpolicies.serving.texts import quote
 
 _JSON_LENGTH = JSON_LENGTH.encode()
-_PATIENCE, _SLOWEST = 60.0, 10_000  # seconds that a body may take, and bytes of one second more
+_PATIENCE, _SLOWEST = 60.0, 10_000  # a body may take 60 s, and a second more per 10,000 bytes
 _LONGEST = 2000  # characters of an error
 LARGE = 1_000_000
-"""Bytes of a request above which it is parsed in another thread."""
+"""Size in bytes above which a request is parsed in another thread."""
 
 _EXTENSIONS = "binary_tensor_data model_configuration model_repository parameters sequence"
 SERVER = {"name": "tfpolicies", "version": __version__, "extensions": _EXTENSIONS.split()}
-"""What the protocol says of this server."""
+"""The protocol's metadata of this server."""
 
 
 def application(
@@ -47,13 +47,14 @@ def application(
     loads: bool = False,
     record: Callable[[AnsweredRequest], object] | None = None,
 ) -> ASGIApp:
-    """Returns an application that answers for the models of a repository.
+    """Returns an ASGI application for the models of a repository.
 
     Args:
         repository: the models.
-        access: who may ask; None for all, without control of the models.
-        loads: whether it loads the models when it starts, and watches them while it runs.
-        record: is called with each request that was answered; None for none.
+        access: the access rules; None to accept all requests, without control of the models.
+        loads: whether it loads the models when it starts, and checks for new versions while it
+        runs.
+        record: called with each answered request; None for none.
     """
     rest = _Rest(repository, access or Access("0.0.0.0"))
     model = "/v2/models/{model}"
@@ -84,7 +85,7 @@ def application(
 
 
 class _Recorded:
-    """An application whose requests are recorded once they are answered."""
+    """An application whose requests are logged after their response."""
 
     def __init__(self, app: ASGIApp, record: Callable[[AnsweredRequest], object]) -> None:
         self._app, self._record = app, record
@@ -116,9 +117,9 @@ _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+)
 
 
 class _Inference:
-    """Answers requests for actions, and hands all others to an application with routes.
+    """Answers requests for actions, and passes all others to an application with routes.
 
-    Routes, middleware and request objects take as long as a small policy.
+    Routing, middleware and request objects would take as long as a small policy.
     """
 
     def __init__(self, repository: Repository, others: ASGIApp, access: Access | None) -> None:
@@ -156,9 +157,9 @@ class _Inference:
     async def _infer(
         self, method: str, headers: dict[bytes, bytes], asked: re.Match[str], receive: Receive
     ) -> Any:
-        """Returns the headers and the body of an answer."""
+        """Returns the headers and the body of a response."""
         if method != "POST":
-            raise RequestError(f"Actions are asked for by POST, got {method}.", 405)
+            raise RequestError(f"Requests for actions must use POST, got {method}.", 405)
         name, metrics = asked["model"], self._repository.metrics
         model = self._repository[name]
         with metrics.measure(name, "http", gone=ClientDisconnect):
@@ -192,17 +193,17 @@ def _body_is_unread() -> Iterator[None]:
 async def _read_body(
     headers: Mapping[bytes, bytes], receive: Receive, arrival: Arrival, most: int
 ) -> bytes:
-    """Returns the body of a request; those that have not arrived whole share a limit.
+    """Returns the body of a request, within the shared memory budget.
 
     Args:
         headers: of the request.
-        receive: gives the parts of the body.
-        arrival: counts its bytes, if it does not come in one part or is large.
+        receive: returns the parts of the body.
+        arrival: counts its bytes, if it has several parts or is large.
         most: bytes of a body.
 
     Raises:
-        RequestError: if it is compressed, too large or too slow, or gives way to others.
-        ClientDisconnect: if the client hangs up before its end.
+        RequestError: if it is compressed, too large or too slow, or is aborted for others.
+        ClientDisconnect: if the client disconnects before its end.
     """
     declared = headers.get(b"content-length", b"0")
     with _body_is_unread():
@@ -211,7 +212,7 @@ async def _read_body(
             raise RequestError(told, 415)
         if declared.isdigit() and (len(declared) > DIGITS or int(declared) > most):
             raise _too_large(declared[:DIGITS].decode(), most)
-        message = await receive()  # before anything came, waiting costs no memory
+        message = await receive()  # before the first bytes, waiting needs no memory
         if not message.get("more_body", False) and message["type"] == "http.request":
             body: bytes = message.get("body", b"")
             if len(body) <= min(LARGE, most):
@@ -220,7 +221,7 @@ async def _read_body(
 
 
 async def _read_parts(first: Message, receive: Receive, arrival: Arrival, most: int) -> bytes:
-    """Returns a body of several parts, or of a large one."""
+    """Returns a body of several parts, or a large one."""
     message, until = first, time.monotonic() + _PATIENCE
     gives_way = asyncio.get_running_loop().create_future()
     arrival.give_up = gives_way.cancel
@@ -241,14 +242,14 @@ async def _read_parts(first: Message, receive: Receive, arrival: Arrival, most: 
 
 
 def _too_large(size: str, most: int) -> RequestError:
-    return RequestError(f"The body may have {most} bytes (--max-body), got {size}.", 413)
+    return RequestError(f"The body may have at most {most} bytes (--max-body), got {size}.", 413)
 
 
 async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[None]) -> Message:
-    """Returns another part of a body that has begun.
+    """Returns the next part of a body.
 
     Raises:
-        RequestError: if it has not come at that time, or is to give way to others.
+        RequestError: if it has not arrived at that time, or is aborted for others.
     """
     part = asyncio.ensure_future(receive())
     try:
@@ -259,8 +260,8 @@ async def _next_part(receive: Receive, until: float, gives_way: asyncio.Future[N
         )
         if gives_way.done():
             raise RequestError(
-                "The body was the largest of those that have not arrived whole, and others need "
-                "its memory. Try again later.",
+                "The body was the largest incomplete one, and other requests need its memory. Try "
+                "again later.",
                 503,
             )
         if not part.done():
@@ -303,7 +304,7 @@ class _Rest:
             headers, most = dict(request.scope["headers"]), self._repository.limits.max_body
             body = await _read_body(headers, request.receive, arrival, most)
         if len(body) > SMALL:
-            raise RequestError(f"The body may have {SMALL} bytes here, got {len(body)}.", 413)
+            raise RequestError(f"The body may have at most {SMALL} bytes, got {len(body)}.", 413)
         try:
             asked = orjson.loads(body or b"{}")
         except orjson.JSONDecodeError as error:
@@ -335,7 +336,7 @@ def _json(record: Mapping[str, Any] | Sequence[Mapping[str, Any]], status: int =
 
 async def _refused(request: Request, error: RequestError) -> Response:
     response = _json({"error": str(error)[:_LONGEST]}, error.status)
-    if isinstance(error, _UnreadBodyError):  # what comes cannot be told from another request
+    if isinstance(error, _UnreadBodyError):  # the rest would be parsed as another request
         response.headers["connection"] = "close"
     if error.status == 401:
         response.headers["www-authenticate"] = "Bearer"

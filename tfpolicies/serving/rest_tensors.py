@@ -1,4 +1,4 @@
-"""Requests and answers of the protocol over HTTP: JSON, behind which tensors may lie as bytes."""
+"""Decodes requests and encodes responses over HTTP: JSON, optionally followed by binary tensors."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tfpolicies.serving.texts import quote, require_few, require_short
 from tfpolicies.type_aliases import Json
 
 JSON_LENGTH = "inference-header-content-length"
-"""The header that says how much of a body is JSON."""
+"""The header with the length of the JSON part of a body."""
 
 _BINARY, _SIZE = "binary_data", "binary_data_size"
 DIGITS = 19
-"""The most that the length of a body has."""
+"""The most digits of the length of a body."""
 
 
 class Asked(NamedTuple):
-    """A request with how its answer is to be written.
+    """A request, and the encoding of its response.
 
     Attributes:
-        call: what is asked.
-        as_bytes: by the names of outputs, whether they are wanted as bytes.
-        all_as_bytes: whether those are that are not named.
+        call: the request.
+        as_bytes: by output name, whether it is requested in binary form.
+        all_as_bytes: whether other outputs are.
     """
 
     call: Call
@@ -37,17 +37,17 @@ class Asked(NamedTuple):
 
 
 def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Asked:
-    """Returns what a body asks for.
+    """Decodes the body of a request.
 
     Args:
         body: of the request.
-        json_length: the header that says how much of it is JSON; None for all.
-        version: that the address names; "" for any.
+        json_length: the header with the length of the JSON part; None for all.
+        version: in the URL; "" for any.
         most: bytes of a body. The JSON may have half as many values, and a sixteenth as many lists
-            and objects, which take more memory.
+            and objects, which need more memory.
 
     Raises:
-        RequestError: if it is none of the protocol.
+        RequestError: if it is invalid.
     """
     end = len(body) if json_length is None else _length(json_length, len(body))
     _require_few_values(body, end, most)
@@ -69,7 +69,7 @@ def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Ask
 
 
 def written(model: str, asked: Asked, answer: Answer) -> tuple[bytes, int | None]:
-    """Returns the body of an answer, and how much of it is JSON if that is not all."""
+    """Encodes a response; returns the body, and the length of its JSON part if that is not all."""
     tensors: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for name, array in answer.outputs.items():
@@ -102,8 +102,8 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
             continue
         if type(size) is not int or not 0 <= size <= len(raw) - start:
             raise RequestError(
-                f"Input {quote(name)} must have the bytes that {_SIZE} says after the JSON, "
-                f"{quote(size)}, but {len(raw) - start} are left."
+                f"{_SIZE} of input {quote(name)} must be from 0 to {len(raw) - start}, the bytes "
+                f"that are left after the JSON, got {quote(size)}."
             )
         yield name, from_bytes(name, datatype, shape, raw[start : start + size])
         start += size
@@ -112,14 +112,14 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _require_few_values(body: bytes, end: int, most: int) -> None:
-    """Refuses JSON that would take much more memory than its bytes, before it is parsed.
+    """Refuses JSON that would need much more memory than its bytes, before it is parsed.
 
     Raises:
-        RequestError: if it has too many values; brackets and commas within strings count, too.
+        RequestError: if it has too many values; brackets and commas within strings also count.
     """
     if end <= most // 16:
         return
-    content = np.frombuffer(body, np.uint8, end)  # NumPy counts while other threads run
+    content = np.frombuffer(body, np.uint8, end)  # NumPy releases the GIL
     commas, brackets, braces = (np.count_nonzero(content == ord(mark)) for mark in ",[{")
     lists = brackets + braces
     values = commas + lists

@@ -47,18 +47,18 @@ _CONTENTS = {
 
 SERVICE = "inference.GRPCInferenceService"
 
-_LONGEST = 2000  # characters of an error, which travels in a header
-_QUICK = 0.05  # seconds that a message may take to arrive without being counted
-_PATIENCE = 60.0  # seconds that one may take in all
-_SIZE_IN_MEMORY = 2  # bytes that gRPC keeps for each byte of a message that arrives
+_LONGEST = 2000  # characters of an error, which is sent in a header
+_QUICK = 0.05  # seconds after which an incomplete message is counted
+_PATIENCE = 60.0  # time limit of a message
+_SIZE_IN_MEMORY = 2  # bytes that gRPC buffers for each byte of an incoming message
 _OPEN = ("ServerLive", "ServerReady")  # methods that need no token
-_HOLD = 0.1  # seconds in which the next requests of clients arrive before they are sent away
+_HOLD = 0.1  # seconds in which busy clients send a further request, before the GOAWAY
 
 
 class _Message:
-    """A message that arrives: who takes long is counted, and gives way to others.
+    """A message that is being received: a slow one is counted, and may be aborted for others.
 
-    gRPC does not say how much of a message is there, so that the largest one is counted.
+    gRPC does not report how much of a message has arrived, so the largest size is counted.
     """
 
     def __init__(self, arrival: Arrival, size: int) -> None:
@@ -70,7 +70,7 @@ class _Message:
         """Returns the message.
 
         Raises:
-            RequestError: if it takes too long, or gives way to others.
+            RequestError: if it takes too long, or is aborted for others.
         """
         self._reading = asyncio.current_task()
         loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ class _Message:
         try:
             content = await context.read()
         except asyncio.CancelledError:
-            if self._problem is None:  # the client has gone
+            if self._problem is None:  # the client has disconnected
                 raise
             raise self._problem from None
         finally:
@@ -94,7 +94,7 @@ class _Message:
             self._end(error)
 
     def _give_way(self) -> None:
-        reason = "Others need the memory of this message, which takes long to arrive. Try it again."
+        reason = "Others need the memory of this message, which arrives slowly. Try again later."
         self._end(RequestError(reason, 503))
 
     def _end_late(self) -> None:
@@ -111,8 +111,8 @@ class Method(NamedTuple):
 
     Attributes:
         name: in the protocol.
-        answer: gives the answer to a request.
-        parse: gives a request for a message, and the number of values that it may have.
+        answer: returns the response to a request.
+        parse: parses a message, given the number of values that it may have.
     """
 
     name: str
@@ -121,15 +121,15 @@ class Method(NamedTuple):
 
 
 class Rpc(grpc.GenericRpcHandler):
-    """Answers for the models of a repository.
+    """Handles gRPC calls for the models of a repository.
 
-    Messages are read by us, not by gRPC before a method is called: so a client can be refused
-    before its message is taken, and messages that do not arrive whole are bounded.
+    Messages are read here, not by gRPC before a method is called: so a client can be refused before
+    its message is received, and incomplete messages are limited.
 
     Args:
         repository: the models.
-        access: who may ask.
-        record: is called with each request that was answered; None for none.
+        access: the access rules.
+        record: called with each answered request; None for none.
     """
 
     def __init__(
@@ -151,18 +151,18 @@ class Rpc(grpc.GenericRpcHandler):
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Returns what handles a call, None if there is no such method."""
+        """Returns the handler of a call, None if there is no such method."""
         return self._handlers.get(handler_call_details.method)
 
     async def stop(self, server: grpc.aio.Server, grace: float) -> None:
         """Stops the server that calls this handler; returns once all calls have been answered.
 
-        A call that comes after the server has begun to stop is cancelled, and clients learn that
-        they are to go elsewhere (GOAWAY) only then. So answers wait for a moment, in which each
-        client that asks again and again has a call here, and come after that news.
+        A call that arrives after the server has begun to stop is cancelled, and only then clients
+        get the message to reconnect elsewhere (GOAWAY). So responses are held back for a moment, in
+        which each busy client has a call here, and are sent after the GOAWAY.
 
         Args:
-            server: is asked to stop.
+            server: the server to stop.
             grace: seconds that calls may take.
         """
         self._may_answer.clear()
@@ -195,7 +195,7 @@ class Rpc(grpc.GenericRpcHandler):
     async def _handle(
         self, method: Method, messages: object, context: grpc.aio.ServicerContext
     ) -> Any:
-        """Answers a call; ends it with the status that an error means."""
+        """Answers a call; an error ends it with the corresponding status."""
         began, status, model, size = time.perf_counter(), 500, "", 0
         try:
             if self._access.asks_for_token and method.name not in _OPEN:
@@ -203,7 +203,7 @@ class Rpc(grpc.GenericRpcHandler):
             with self._repository.arrivals.begin() as arrival:
                 content = await _Message(arrival, self._size).read(context)
                 arrival.can_give_way = False
-                if len(content) > LARGE and not arrival.size:  # it waits for its turn to be parsed
+                if len(content) > LARGE and not arrival.size:  # large messages queue for parsing
                     arrival.grow(len(content))
                 request = await self._parse(method, content)
             model = _model_name(request) if self._record else ""
@@ -226,7 +226,7 @@ class Rpc(grpc.GenericRpcHandler):
                 self._record(AnsweredRequest(*sent, status, seconds, size, time.time()))
 
     async def _parse(self, method: Method, content: bytes) -> Any:
-        """Returns a request; large ones are parsed in another thread."""
+        """Parses a request; large ones in another thread."""
         most = self._repository.limits.max_body // 2
         if len(content) <= LARGE:
             return method.parse(content, most)
@@ -250,25 +250,25 @@ class Rpc(grpc.GenericRpcHandler):
         return {"ready": model.is_ready}
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
-        """Loads what is in a model's folder now."""
+        """Loads the version that is in a model's folder now."""
         self._access.require_control()
         await self._repository[request.model_name].load()
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Any:
-        """Makes a model answer no more."""
+        """Unloads a model."""
         self._access.require_control()
         self._repository[request.model_name].unload()
         return pb.RepositoryModelUnloadResponse()
 
 
 def _plain_method(name: str, answer: Callable[[Any], Awaitable[Message]]) -> Method:
-    """Returns a method whose requests need no more than being parsed."""
+    """Returns a method whose requests only need to be parsed."""
     return Method(name, answer, partial(_parse, getattr(pb, f"{name}Request")))
 
 
 async def _say(name: str, get_facts: Callable[[Any], dict[str, Any]], request: Message) -> Message:
-    """Answers a method by facts, which are the fields of its response."""
+    """Answers a method with the fields of its response."""
     return getattr(pb, f"{name}Response")(**get_facts(request))
 
 
@@ -279,7 +279,7 @@ def _authorization(context: grpc.aio.ServicerContext) -> bytes:
 
 
 def _model_name(request: Any) -> str:
-    """Returns the name of the model that a request is about; "" if it is about none."""
+    """Returns the name of the model in a request; "" if there is none."""
     message = request[0] if isinstance(request, tuple) else request
     return str(getattr(message, "model_name", getattr(message, "name", "")))[:LONGEST_NAME]
 
@@ -301,7 +301,7 @@ def _parse(kind: type[Message], content: bytes, most: int) -> Any:
 
 
 def _parse_infer(content: bytes, most: int) -> tuple[Any, Call | RequestError]:
-    """Returns a request for actions with the call that it means, or why it means none."""
+    """Parses a request for actions; an error is returned, not raised."""
     request = _parse(pb.ModelInferRequest, content, most)
     try:
         return request, _call(request, most)

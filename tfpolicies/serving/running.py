@@ -1,4 +1,4 @@
-"""A version that answers: what is asked of it runs in batches."""
+"""Runs one model version in batches."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tfpolicies.serving.versions import Version
 
 
 class Running:
-    """A version with what puts its calls together.
+    """A model version with the batchers for its requests.
 
     Attributes:
-        version: what answers.
-        memory: what its sequences carry.
+        version: the model version.
+        memory: the states of its sequences.
 
     Args:
-        version: likewise.
-        executor: where it runs.
+        version: the model version.
+        executor: provides the threads.
         max_rows: of one batch.
-        note: is told the rows of each batch.
-        seconds: that a batch may take.
+        note: called with the number of rows of each batch.
+        seconds: time limit of a batch.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Running:
             self._steps[way] = make(step, executor, cost, max_rows, note, cancellable=False)
 
     async def answer(self, call: Call) -> Answer:
-        """Answers a call that stands for itself.
+        """Answers a request without a sequence.
 
         Raises:
-            RequestError: if it does not fit.
+            RequestError: if it is invalid.
         """
         version = self.version
         require_outputs(version.outputs, call.outputs)
@@ -60,5 +60,5 @@ class Running:
         return Answer.to(call, version.name, await self._calls[Way.of(call)].run(feed))
 
     def step(self, feed: Arrays, way: Way) -> asyncio.Future[Arrays]:
-        """Returns a future of what one step of a sequence gives; see `Memory.step`."""
+        """Returns a future of the outputs of one step of a sequence; see `Memory.step`."""
         return self._steps[way].run(feed)

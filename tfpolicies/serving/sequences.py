@@ -1,4 +1,4 @@
-"""What policies remember of the sequences of steps that clients play."""
+"""The sequences of steps that clients play, with their state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Name = int | str
 
 
 class Sequence:
-    """One client's way through an episode, or through several that step together.
+    """One episode of a client, or several that step together.
 
     Attributes:
-        name: what the client calls it.
-        rows: how many observations each step has.
-        running: the version that answers all of its steps, however many newer ones there are.
+        name: the client's id for it.
+        rows: the number of observations in each step.
+        running: the version that executes all of its steps, even if there are newer ones.
         last_used: when, in seconds.
         is_over: whether it has ended.
-        turn: who holds it may take a step; it goes to those who wait in the order they came.
+        turn: a lock to hold during a step; it is granted in the order of arrival.
     """
 
     def __init__(self, name: Name, running: Running, rows: int, now: float) -> None:
@@ -38,13 +38,13 @@ class Sequence:
         self._is_stepping = False
 
     async def step(self, feed: Arrays, call: Call) -> Arrays:
-        """Takes a step and returns what it gives; only who holds `turn` may do so.
+        """Executes a step and returns its outputs; the caller must hold `turn`.
 
         A step that has begun runs to its end, even if its caller is cancelled.
 
         Args:
-            feed: what `Version.step_feed` returns.
-            call: how to act, and what to give.
+            feed: the result of `Version.step_feed`.
+            call: the request.
         """
         self._is_stepping = True
         try:
@@ -55,7 +55,7 @@ class Sequence:
                 self.running.memory.end(self._slots)
 
     def end(self) -> None:
-        """Ends it; a step that runs is the last one."""
+        """Ends it; a running step is the last one."""
         if not self.is_over:
             self.is_over = True
             if not self._is_stepping:
@@ -63,32 +63,32 @@ class Sequence:
 
 
 class Sequences:
-    """The sequences that one model remembers, bounded in number and in idle time.
+    """The sequences of one model, limited in rows and idle time.
 
     Args:
         most: how many rows all of them may have.
-        idle: after how many seconds without a step one is forgotten.
-        clock: the time in seconds.
+        idle: seconds without a step after which a sequence is dropped.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, most: int, idle: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._idle, self._clock = most, idle, clock
         self._all: OrderedDict[Name, Sequence] = OrderedDict()  # the least recently used first
-        self._rows = 0  # of all of them
+        self._rows = 0  # of all sequences
 
     def __len__(self) -> int:
         return len(self._all)
 
     async def step(self, name: Name, call: Call, newest: Running) -> Answer:
-        """Answers one step of a sequence; the steps of one are taken in the order they came.
+        """Executes one step of a sequence; steps of one sequence run in the order of arrival.
 
         Args:
             name: of the sequence.
-            call: the step.
-            newest: the version with which a sequence begins.
+            call: the request.
+            newest: the version for a new sequence.
 
         Raises:
-            RequestError: if the step does not fit or the sequence is not known; nothing changes.
+            RequestError: if the step is invalid or the sequence is unknown; nothing changes.
         """
         self.forget_idle()
         known = None if call.options.starts else self._all.get(name)
@@ -97,7 +97,7 @@ class Sequences:
         version = (known.running if known else newest).version
         if call.version not in ("", version.name):
             raise RequestError(
-                f"The sequence {quote(name)} is answered by the version {version.name!r}, got a "
+                f"The sequence {quote(name)} uses the version {version.name!r}, got a "
                 f"request for {quote(call.version)}. Leave the version out.",
                 404,
             )
@@ -115,7 +115,7 @@ class Sequences:
                 raise self._unknown(name)
             try:
                 outputs = await sequence.step(feed, call)
-            except asyncio.CancelledError:  # its caller has gone, but it was taken
+            except asyncio.CancelledError:  # its caller has disconnected, but it was executed
                 self._taken(sequence, call)
                 raise
             self._taken(sequence, call)
@@ -127,7 +127,7 @@ class Sequences:
             self._end(sequence)
 
     def forget_idle(self) -> None:
-        """Forgets the sequences that had no step for too long."""
+        """Drops the sequences that had no step for too long."""
         latest = self._clock() - self._idle
         while self._all:
             oldest = next(iter(self._all.values()))
@@ -143,8 +143,8 @@ class Sequences:
         others = self._rows - (before.rows if before else 0)
         if others + rows > self._most:
             raise RequestError(
-                f"The server remembers {self._most} rows of sequences of this model at the most "
-                f"(--max-sequences); {others} play, and {rows} would begin. End some with "
+                f"The server keeps at most {self._most} rows of sequences of this model "
+                f"(--max-sequences); {others} are active, and {rows} would be added. End some with "
                 "sequence_end, or try again later.",
                 429,
             )
@@ -156,8 +156,8 @@ class Sequences:
 
     def _unknown(self, name: Name) -> RequestError:
         return RequestError(
-            f"There is no sequence {quote(name)}: it was not begun with sequence_start, has ended, "
-            f"or had no step for {self._idle:g} s. Begin it with sequence_start."
+            f"There is no sequence {quote(name)}: it was not started with sequence_start, has "
+            f"ended, or had no step for {self._idle:g} s. Start it with sequence_start."
         )
 
     def _touch(self, sequence: Sequence) -> None:

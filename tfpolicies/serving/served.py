@@ -1,4 +1,4 @@
-"""A policy that is served: its newest version answers, or the one that is pinned."""
+"""A served policy, with its newest version or a pinned one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tfpolicies.serving.versions import Version, find_version, looks_of
 
 
 class Limits(NamedTuple):
-    """What a server takes and keeps.
+    """Limits and settings of a server.
 
     Attributes:
-        max_batch: rows of several requests that run together; one request may have more.
-        max_sequences: rows of sequences that are remembered of a model; most have one.
-        sequence_idle: seconds without a step after which one is forgotten.
+        max_batch: rows of a batch of several requests; a single request may have more.
+        max_sequences: rows of sequences that are kept per model; most sequences have one.
+        sequence_idle: seconds without a step after which a sequence is dropped.
         max_body: bytes of a request.
-        threads: that one call of ONNX Runtime may use.
-        max_seconds: that a model may take for one batch, or for its trial when it is loaded.
-        providers: what ONNX Runtime computes with, the best one first; see `OnnxPolicy`.
+        threads: of one ONNX Runtime call.
+        max_seconds: time limit of a model for one batch, or for its trial run on loading.
+        providers: of ONNX Runtime, the preferred one first; see `OnnxPolicy`.
     """
 
     max_batch: int = 256
@@ -46,22 +46,22 @@ LIMITS = Limits()
 
 
 class ServedModel:
-    """A policy under the name that clients call it by.
+    """A policy with the name that clients use.
 
     Attributes:
         name: of the model.
-        folder: what is looked at for newer versions.
-        reason: why it does not answer; "" if it does.
+        folder: checked for newer versions.
+        reason: why it is not ready; "" if it is.
 
     Args:
-        name: likewise.
-        folder: likewise.
-        executor: where it runs.
-        loader: where versions are loaded.
-        limits: what it takes.
-        time_limits: ends what takes too long.
-        metrics: what counts.
-        say: is told, in a line each, what was taken up and what was refused.
+        name: of the model.
+        folder: checked for newer versions.
+        executor: runs batches.
+        loader: loads versions.
+        limits: of requests and models.
+        time_limits: stops models that take too long.
+        metrics: the counters.
+        say: called with a line for each version that is loaded or refused.
         pin: the version that is served even if there are newer ones; "" for the newest.
     """
 
@@ -85,13 +85,13 @@ class ServedModel:
         self._running: Running | None = None
         self._sequences = Sequences(limits.max_sequences, limits.sequence_idle)
         metrics.sequences.labels(name).set_function(lambda: len(self._sequences))
-        self._seen: Any = None  # how the folder looked when its version was taken up or refused
-        self._glimpsed: Any = None  # how it looked last
+        self._seen: Any = None  # file signature of the version that was loaded or refused
+        self._glimpsed: Any = None  # file signature of the last check
         self._loading = asyncio.Lock()
 
     @property
     def version(self) -> Version:
-        """The version that answers.
+        """The active version.
 
         Raises:
             RequestError: if there is none.
@@ -100,14 +100,13 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers."""
         return self._running is not None
 
     async def infer(self, call: Call) -> Answer:
         """Answers a request for actions.
 
         Raises:
-            RequestError: if it does not fit, takes too long, or no version may answer.
+            RequestError: if it is invalid or takes too long, or the version is not available.
         """
         newest = self._newest()
         try:
@@ -123,7 +122,7 @@ class ServedModel:
             ) from error
 
     def require_version(self, name: str) -> None:
-        """Refuses a request for another version than the one that answers.
+        """Refuses a request for another version than the active one.
 
         Raises:
             RequestError: if it is another one.
@@ -131,13 +130,13 @@ class ServedModel:
         current = self.version.name
         if name not in ("", current):
             raise RequestError(
-                f"There is no version {quote(name)} of the model {self.name!r}: {current!r} is the "
-                "one that answers. Leave the version out.",
+                f"There is no version {quote(name)} of the model {self.name!r}: the active one is "
+                f"{current!r}. Leave the version out.",
                 404,
             )
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what the protocol says of a model."""
+        """Returns the protocol's metadata of the model."""
         version = self.version
         return {
             "name": self.name,
@@ -148,7 +147,7 @@ class ServedModel:
         }
 
     def config(self) -> dict[str, Any]:
-        """Returns how the model is served: in what batches, and what sequences take and give."""
+        """Returns the protocol's configuration: batching, and inputs and outputs of a step."""
         version = self.version
         found: dict[str, Any] = {
             "name": self.name,
@@ -169,9 +168,9 @@ class ServedModel:
         return found
 
     async def look(self) -> None:
-        """Takes up a newer version, once its files have been the same for two looks.
+        """Loads a newer version, once its files were unchanged in two checks.
 
-        One that is broken is refused, in a line, and the one before goes on.
+        A broken version is refused with a log line, and the previous one stays active.
         """
         self._sequences.forget_idle()
         if self._running is None and self._seen is not None:
@@ -183,13 +182,13 @@ class ServedModel:
                 await self.load()
             except ValueError as error:
                 kept = self._running.version.name if self._running else "none"
-                self._tell(f"{self.name}: refused a new version, {kept} goes on. {error}")
+                self._tell(f"{self.name}: refused a new version, {kept} stays active. {error}")
 
     async def load(self) -> None:
-        """Takes up the version that is in the folder now.
+        """Loads the version that is in the folder now.
 
         Raises:
-            RequestError: if it is broken; the one before goes on.
+            RequestError: if it is broken; the previous one stays active.
         """
         async with self._loading:
             self._seen = await self._in_thread(_looks_within, self.folder, self._pin)
@@ -202,7 +201,7 @@ class ServedModel:
             self._take_up(version)
 
     def unload(self) -> None:
-        """Answers no more until it is loaded again; what runs is finished."""
+        """Unloads the model; running requests are finished."""
         self._running, self.reason = None, "It was unloaded."
         self._sequences = Sequences(self._limits.max_sequences, self._limits.sequence_idle)
 
@@ -217,7 +216,7 @@ class ServedModel:
         self._tell(f"model {self.name}, version {version.name}, from {version.folder}")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads what the server prints
+        with contextlib.suppress(OSError):  # standard output may be closed
             self._say(line)
 
     def _read(self) -> Version:
@@ -242,7 +241,7 @@ class ServedModel:
 
 
 def _looks_within(folder: Path, pin: str) -> Any:
-    """Returns how the version in a folder looks that is served, or the error if there is none."""
+    """Returns the file signature of the served version in a folder, or the error."""
     try:
         return looks_of(find_version(folder, pin))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A process that serves policies by HTTP and gRPC until a signal ends it."""
+"""Serves policies over HTTP and gRPC until a signal arrives."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from tfpolicies.serving.shutdown import GRACE, Shutdown
 from tfpolicies.serving.tls import Tls
 from tfpolicies.system.signals import SignalEnd
 
-_SWITCH = 0.0001  # seconds after which a thread lets another one run
+_SWITCH = 0.0001  # thread switch interval of the interpreter, in seconds
 _BACKLOG = 2048
-_GARBAGE = 20_000  # objects made before the youngest are searched for garbage
-_OLDER = 20, 20  # such searches before those that lived longer are searched, too
-_MOST_CALLS = 100  # of one connection of gRPC at once
-_IDLE_SECONDS = 600  # after which a connection of gRPC without calls is closed
+_GARBAGE = 20_000  # threshold of the garbage collector's youngest generation
+_OLDER = 20, 20  # thresholds of its older generations
+_MOST_CALLS = 100  # simultaneous calls of one gRPC connection
+_IDLE_SECONDS = 600  # after which an idle gRPC connection is closed
 _HANDSHAKE_SECONDS = 20
-_CONNECTING_SECONDS = 0.1  # that connections made just before the end have to be accepted
-_TURNS = 3  # of the event loop, in which all are accepted that there are
+_CONNECTING_SECONDS = 0.1  # time to accept connections that were made just before the end
+_TURNS = 3  # turns of the event loop in which pending connections are accepted
 DRAIN_SECONDS = 5.0
-"""Seconds for which a server answers after SIGTERM, by default."""
+"""Default of `--drain-seconds`."""
 
 
 class Address(NamedTuple):
-    """Where a server listens; the port 0 is any that is free."""
+    """Host and ports of a server; port 0 is any free one."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -55,7 +55,7 @@ class Address(NamedTuple):
 
 
 class _Http(uvicorn.Server):
-    """uvicorn's server, which leaves signals to others and loses no connection when it stops."""
+    """uvicorn's server, without signal handlers, and without losing connections when it stops."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Http(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens; with TLS, where handshakes are to be counted, by our own means."""
+        """Starts listening; with TLS, accepts connections here, so that handshakes are counted."""
         if self._tls is None:
             await super().startup([self._listening])
             return
@@ -90,13 +90,13 @@ class _Http(uvicorn.Server):
         return connection
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops once all connections are accepted that clients have made.
+        """Stops after accepting all connections that clients have opened.
 
-        The kernel resets those that are not when their socket closes, so first it makes no more.
+        The kernel would reset them when their socket closes, so new ones are refused first.
         """
         refuse_new_connections(self._listening)
         await asyncio.sleep(_CONNECTING_SECONDS)
-        for _ in range(_TURNS):  # if this was late, sockets were not looked at since
+        for _ in range(_TURNS):  # the loop may have been blocked during the sleep
             await asyncio.sleep(0)
         if self._accepting is not None:
             self._accepting.cancel()
@@ -113,22 +113,22 @@ async def serve(
     tls: Tls | None = None,
     record: Callable[[AnsweredRequest], object] | None = None,
 ) -> int | None:
-    """Serves until SIGTERM or SIGINT; then finishes what runs, and returns.
+    """Serves until SIGTERM or SIGINT; then finishes running requests, and returns.
 
     Args:
         repository: the models.
-        address: where to listen.
-        access: who may ask; None for what is usual where the server listens.
-        say: is called with a line of text where the server listens, and when it drains.
-        drain_seconds: how long it still answers after SIGTERM, while it says that it is not ready.
-        record: is called with each request that was answered or refused; None for none.
-        tls: a certificate, with which both protocols are encrypted; None for clear text.
+        address: host and ports.
+        access: the access rules; None for the defaults of the host.
+        say: called with log lines: the addresses, and the beginning of draining.
+        drain_seconds: how long it keeps answering after SIGTERM while it is not ready.
+        record: called with each request that was answered or refused; None for none.
+        tls: a certificate, to encrypt both protocols; None for clear text.
 
     Returns:
-        The number of a second signal, which ended it without finishing; None if none came.
+        The number of a second signal, which ended it without finishing; None if there was none.
 
     Raises:
-        UsageError: if a port is taken, or the host is none of this computer.
+        UsageError: if a port is in use, or the host is not an address of this computer.
         ExportError: if a model cannot be loaded.
     """
     access = access or Access(address.host)
@@ -155,7 +155,7 @@ async def serve(
             say(f"HTTP at {scheme}://{address.host}:{listening.getsockname()[1]}")
             say(f"gRPC at {address.host}:{rpc_port}{with_tls}")
             if not (is_loopback(address.host) or access.asks_for_token):
-                say("Others can reach these addresses, and need no token (see --token-file).")
+                say("Other computers can use these addresses without a token (see --token-file).")
             stopping = loop.create_task(shutdown.stopping.wait())
             await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
             http.should_exit = True
@@ -168,20 +168,20 @@ async def serve(
             await finishing
             watching.cancel()
     except ExportError:
-        if not shutdown.stopping.is_set():  # else the load was ended
+        if not shutdown.stopping.is_set():  # otherwise a signal ended the loading
             raise
     return shutdown.aborted_by
 
 
 def run(*args: Any, **settings: Any) -> None:
-    """Serves in this process, by the fastest event loop that is installed.
+    """Serves in this process, with uvloop if it is installed.
 
     Args:
-        *args: those of `serve`.
-        **settings: likewise.
+        *args: of `serve`.
+        **settings: of `serve`.
 
     Raises:
-        SignalEnd: if a second signal ended it without finishing what ran.
+        SignalEnd: if a second signal ended it without finishing running requests.
     """
     try:
         from uvloop import run as run_loop
@@ -193,7 +193,7 @@ def run(*args: Any, **settings: Any) -> None:
 
 
 def _leave_to_rest() -> None:
-    """Spares what was loaded the search for garbage, which stops all requests; makes it rarer."""
+    """Excludes loaded objects from garbage collection, which blocks all requests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE, *_OLDER)
@@ -208,7 +208,7 @@ def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Returns a socket that listens where HTTP is spoken."""
+    """Returns a listening socket for HTTP."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         found = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
@@ -225,7 +225,7 @@ def _rpc(
         ("grpc.max_receive_message_length", max_body),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
-        ("grpc.http2.bdp_probe", 0),  # else a call may send megabytes before it is read
+        ("grpc.http2.bdp_probe", 0),  # otherwise a call may send megabytes before it is read
         ("grpc.max_concurrent_streams", _MOST_CALLS),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_connection_idle_ms", 1000 * _IDLE_SECONDS),
@@ -246,6 +246,6 @@ def _rpc(
 
 def _not_there(host: str, port: int, option: str) -> UsageError:
     return UsageError(
-        f"The server cannot listen at {host}:{port}. The port is taken, or this computer has no "
-        f"such address. Give another {option}; 0 picks a free one."
+        f"The server cannot listen at {host}:{port}. The port is in use, or this computer has no "
+        f"such address. Give another {option}; 0 chooses a free one."
     )

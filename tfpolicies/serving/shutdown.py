@@ -1,4 +1,4 @@
-"""Graceful shutdown of a server: it drains, finishes what runs, and ends in bounded time."""
+"""Graceful shutdown of a server: drains, finishes running requests, and exits in bounded time."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from tfpolicies.serving.repository import Repository
 from tfpolicies.system.signals import what_happened
 
 GRACE = 30.0
-"""Seconds that running requests have once the server takes no more."""
+"""Seconds to finish running requests once the server accepts no more."""
 
-_LATEST_END = 10.0  # seconds more, after which the process ends whatever still runs
-_LAST = 1.0  # seconds until the process ends after a second signal
+_LATEST_END = 10.0  # seconds after the grace period in which the process exits in any case
+_LAST = 1.0  # seconds until the process exits after a second signal
 
 
 class Shutdown:
-    """What SIGTERM and SIGINT do to a server.
+    """Handles SIGTERM and SIGINT.
 
-    SIGTERM drains it: it says that it is not ready, and still answers for `drain_seconds`, in which
-    load balancers and clients turn to other servers. Then it stops: it takes no more requests and
-    finishes those that run. SIGINT stops it without draining. A second signal ends it at once.
+    SIGTERM drains the server: it is not ready, but still answers for `drain_seconds`, in which load
+    balancers and clients switch to other servers. Then it stops: it accepts no more requests and
+    finishes the running ones. SIGINT stops it without draining. A second signal ends it at once.
 
     Attributes:
         is_loaded: whether the models are loaded; a signal before that ends the loading.
-        stopping: set when the server takes no more requests.
-        aborting: set when it does not wait for those that run, either.
+        stopping: set when the server accepts no more requests.
+        aborting: set when it also does not wait for running ones.
         aborted_by: the number of the signal that set it; None if none did.
 
     Args:
         repository: the models.
         connections: of HTTP.
         drain_seconds: how long it drains; 0 for not at all.
-        say: is called with a line of text when draining begins.
+        say: called with a log line when draining begins.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Shutdown:
         self._drain_seconds, self._say = drain_seconds, say
 
     def begin(self, number: int) -> None:
-        """Handles a signal."""
         if self._repository.is_draining:
             self._abort(number)
             return
@@ -67,16 +66,16 @@ class Shutdown:
         if drain_seconds:
             self._say(
                 f"{what_happened(number)}: not ready from now on, answers for {drain_seconds:g} "
-                "more seconds (--drain-seconds). Once more ends it at once."
+                "more seconds (--drain-seconds). A second signal ends it at once."
             )
 
     def stop(self) -> None:
-        """Takes no more requests."""
+        """Stops accepting requests."""
         self._connections.is_stopping = True
         self.stopping.set()
 
     def _abort(self, number: int) -> None:
-        """Drops what runs."""
+        """Aborts running requests."""
         self.aborted_by = number
         _exit_later(_LAST, 128 + number)
         self.stop()

@@ -1,4 +1,4 @@
-"""Actions for the rows of Parquet files, in batches; pyarrow reads and writes the files."""
+"""Computes actions for the rows of Parquet files, in batches, with pyarrow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 _BATCH_BYTES, _MOST_ROWS = 16_000_000, 65_536
-_BUFFER = 1 << 20  # bytes of a column that are read at once
+_BUFFER = 1 << 20  # bytes of a column per read
 
 
 def write_actions(
@@ -46,19 +46,19 @@ def write_actions(
 ) -> int:
     """Writes a Parquet file with the actions for each row of another one.
 
-    Rows are independent observations. Each input of the policy is read from the column of its name:
-    a number, or a list of the numbers of an array in row-major order. The actions become the
+    Rows are independent observations. Each input of the policy is read from the column of the same
+    name: a number, or a list of the numbers of an array in row-major order. The actions become the
     column `action`, or `action_<path>` for each part of a Dict or Tuple, with lists for arrays.
-    Memory does not grow with the number of rows, and `target` is either complete or as it was.
+    Memory does not grow with the number of rows, and `target` is either complete or unchanged.
 
     Args:
-        policy: acts; greedily, or by noise if it samples.
-        data: the file with observations, which is trusted.
+        policy: acts, greedily or by noise if it samples.
+        data: the file with observations, which must be trusted.
         target: the file to write.
-        columns: what to read instead: a column for each input, or one for each number of a single
+        columns: other columns to read: one for each input, or one for each number of a single
             input.
-        keep: the columns of `data` to write besides; None for all.
-        batch_rows: how many rows run together; None for 16 MB of observations, and at most 65,536.
+        keep: the columns of `data` to copy; None for all.
+        batch_rows: rows per batch; None for 16 MB of observations, and at most 65,536.
         seed: of the noise.
 
     Returns:
@@ -66,11 +66,11 @@ def write_actions(
 
     Raises:
         MissingPackageError: if pyarrow is not installed.
-        ExportError: if the policy looks back at earlier steps, or takes too much.
+        ExportError: if the policy reads earlier steps, or exceeds its limits.
         MissingColumnError: if `data` lacks a column.
         BatchError: if it is not a Parquet file, or has two columns of one name.
-        ObservationError: for a column of another type, or a row that does not fit the space.
-        UsageError: if the number of `columns` fits neither way, or a column would be written twice.
+        ObservationError: for a column of another type, or a row that is not in the space.
+        UsageError: if the number of `columns` is wrong, or a column would be written twice.
     """
     try:
         import pyarrow
@@ -82,12 +82,12 @@ def write_actions(
         ) from error
     if policy.fresh(0):
         raise ExportError(
-            f"{policy.file} is of a policy that looks back at earlier steps, so its actions depend "
+            f"{policy.file} has a policy that reads earlier steps, so its actions depend "
             "on the order of rows in episodes, which a table does not have. Serve it with "
             "`tfpolicies serve`, and give each episode a sequence_id."
         )
     try:
-        # Without these settings pyarrow keeps all that it has read of a file.
+        # Without these settings pyarrow keeps all data that it has read.
         with parquet.ParquetFile(data, pre_buffer=False, buffer_size=_BUFFER) as source:
             table = _Table(source.schema_arrow)
             inputs = table.find_inputs([Port.of(record) for record in policy.observed], columns)
@@ -119,14 +119,14 @@ class _Input(NamedTuple):
 
     @property
     def column_shape(self) -> tuple[int, ...]:
-        """Of one row of each column."""
+        """The shape of one row of each column."""
         return self.port.row_shape if len(self.names) == 1 else ()
 
     def read(self, batch: pyarrow.RecordBatch, first: int) -> np.ndarray:
-        """Returns the input `[rows, ...]` for a batch whose first row has the number `first`.
+        """Returns the input `[rows, ...]` for a batch; `first` is the number of its first row.
 
         Raises:
-            ObservationError: if a row does not fit.
+            ObservationError: if a row is not in the space.
         """
         parts = [
             _Column(name, self.port, self.column_shape, first).read(batch) for name in self.names
@@ -135,12 +135,10 @@ class _Input(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The columns of a file."""
-
     schema: Any
 
     def find_inputs(self, ports: Sequence[Port], columns: Sequence[str] | None) -> list[_Input]:
-        """Returns the columns of each input, whose types fit."""
+        """Returns the columns of each input, after checking their types."""
         names = [port.name for port in ports] if columns is None else columns
         if len(names) == len(ports):
             inputs = [_Input(port, [name]) for port, name in zip(ports, names, strict=True)]
@@ -157,12 +155,14 @@ class _Table(NamedTuple):
             raise BatchError(f"The file has two columns of one name: {self.schema.names!s:.200}.")
         for each in inputs:
             for name in each.names:
-                self._require_column(name, " Name others by --columns." if columns is None else "")
+                self._require_column(
+                    name, " Name others with --columns." if columns is None else ""
+                )
                 _require_type(name, self.schema.field(name).type, each.column_shape)
         return inputs
 
     def find_kept(self, keep: Sequence[str] | None) -> list[str]:
-        """Returns the columns to write besides actions."""
+        """Returns the columns to copy."""
         if keep is None:
             return [*self.schema.names]
         for name in keep:
@@ -170,14 +170,13 @@ class _Table(NamedTuple):
         return [*keep]
 
     def make_schema(self, kept: Sequence[str], outputs: Sequence[Any]) -> Any:
-        """Returns the schema of what is written."""
+        """Returns the schema of the output."""
         import pyarrow
 
         twice = [field.name for field in outputs if field.name in kept]
         if twice:
             raise UsageError(
-                f"The file already has a column {twice[0]!r}. Name the columns to write besides "
-                "the actions by --keep."
+                f"The file already has a column {twice[0]!r}. Name the columns to copy with --keep."
             )
         metadata = self.schema.metadata if [*kept] == self.schema.names else None
         return pyarrow.schema([*map(self.schema.field, kept), *outputs], metadata=metadata)
@@ -193,7 +192,7 @@ class _Table(NamedTuple):
 def _batches(
     source: parquet.ParquetFile, inputs: Sequence[_Input], kept: Sequence[str], rows: int | None
 ) -> Iterator[Any]:
-    """Yields batches of the columns that are read or written."""
+    """Yields batches of the columns that are read or copied."""
     if rows is None:
         size = sum(math.prod(each.port.row_shape) * each.port.dtype.itemsize for each in inputs)
         rows = max(1, min(_BATCH_BYTES // max(1, size), _MOST_ROWS))
@@ -218,11 +217,11 @@ def _act(
     try:
         return policy.env_actions(policy.run([*observed.values()], noise))
     except ValueError as error:
-        raise ExportError(f"{error} Give it fewer rows at once by --batch.") from error
+        raise ExportError(f"{error} Use fewer rows per batch: --batch.") from error
 
 
 def _action_fields(policy: OnnxPolicy) -> list[Any]:
-    """Returns the columns of actions: a number in each row, or a list of an array's numbers."""
+    """Returns the columns of actions: a number in each row, or a list with an array's numbers."""
     import pyarrow
 
     fields = []
@@ -243,11 +242,11 @@ def _as_arrow(array: np.ndarray, field: pyarrow.Field) -> Any:
     return pyarrow.FixedSizeListArray.from_arrays(numbers, field.type.list_size)
 
 
-# -- what a column has ----------------------------------------------------------------------------
+# -- columns --------------------------------------------------------------------------------------
 
 
 def _require_type(name: str, kind: pyarrow.DataType, shape: tuple[int, ...]) -> None:
-    """Checks that a column has numbers, or lists of them as deep as `shape` asks for."""
+    """Checks that a column has numbers, or lists of them nested as `shape`."""
     from pyarrow import types
 
     inner, depth = _unwrap_lists(kind)
@@ -262,7 +261,7 @@ def _require_type(name: str, kind: pyarrow.DataType, shape: tuple[int, ...]) -> 
 
 
 def _unwrap_lists(kind: pyarrow.DataType) -> tuple[Any, int]:
-    """Returns the type of the elements in lists of lists, and how deep these are; 0: none."""
+    """Returns the type of the elements in nested lists, and the nesting depth; 0: no list."""
     from pyarrow import types
 
     inner, depth = getattr(kind, "storage_type", kind), 0
@@ -272,7 +271,7 @@ def _unwrap_lists(kind: pyarrow.DataType) -> tuple[Any, int]:
 
 
 class _Column(NamedTuple):
-    """A column of numbers, or of lists of numbers, for an input or a number of it."""
+    """A column of numbers, or of lists of numbers, for an input or for one of its numbers."""
 
     name: str
     port: Port
@@ -283,7 +282,7 @@ class _Column(NamedTuple):
         """Returns the numbers `[rows, count]` in the dtype of the input.
 
         Raises:
-            ObservationError: for a row that does not fit.
+            ObservationError: for an invalid row.
         """
         from pyarrow import compute
 

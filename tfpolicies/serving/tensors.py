@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol: what a model takes, and whether a request fits it."""
+"""Tensors of the Open Inference Protocol: metadata of a model, and checks of requests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DATATYPES = {np.dtype(name): name.upper() for name in (*_INTEGERS, "bool")} | {
 }
 _DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
 _TAKEN = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-"""By the kind of a datatype, the kinds of JSON's values that are of it."""
+"""The NumPy kinds of JSON values that are accepted for a kind of dtype."""
 
 
 class Port(NamedTuple):
-    """A tensor that a model takes or gives; sizes that are free have names."""
+    """Name, dtype and shape of an input or output; sizes that are free have names."""
 
     name: str
     dtype: np.dtype[Any]
@@ -34,30 +34,30 @@ class Port(NamedTuple):
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Port:
-        """Returns the port that a `policy_spec.json` describes."""
+        """Parses an entry of `policy_spec.json`."""
         return cls(record["name"], np.dtype(record["dtype"]), tuple(record["shape"]))
 
     @property
     def datatype(self) -> str:
-        """The name of its dtype in the protocol."""
+        """The protocol's name of its dtype."""
         return _DATATYPES[self.dtype]
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Its shape without free sizes: that of one row."""
+        """The shape of one row: without free sizes."""
         return tuple(size for size in self.shape if not isinstance(size, str))
 
     @property
     def sizes(self) -> list[int]:
-        """Its shape in the protocol, where -1 is a free size."""
+        """The shape in the protocol, where -1 is a free size."""
         return [-1 if isinstance(size, str) else size for size in self.shape]
 
     def without(self, axis: str) -> Port:
-        """Returns the port with a free size left out."""
+        """Removes a free axis."""
         return self._replace(shape=tuple(size for size in self.shape if size != axis))
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what the protocol says of a tensor."""
+        """Returns the protocol's metadata of the tensor."""
         return {"name": self.name, "datatype": self.datatype, "shape": self.sizes}
 
     def __str__(self) -> str:
@@ -74,10 +74,10 @@ def datatype_of(array: np.ndarray) -> str:
 
 
 def dtype_of(name: str, datatype: Json) -> np.dtype[Any]:
-    """Returns the dtype that a request names for an input.
+    """Returns the dtype for the datatype of an input.
 
     Raises:
-        RequestError: if there is none of that name.
+        RequestError: if the datatype is unknown.
     """
     found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if found is None:
@@ -89,10 +89,10 @@ def dtype_of(name: str, datatype: Json) -> np.dtype[Any]:
 
 
 def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """Returns the shape that a request names for an input.
+    """Checks and returns the shape of an input.
 
     Raises:
-        RequestError: if it is no list of sizes.
+        RequestError: if it is not a list of sizes.
     """
     sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [None]
     is_one = len(sizes) <= MOST_AXES
@@ -105,10 +105,10 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 
 def from_bytes(name: str, datatype: Json, shape: Sequence[int] | Json, data: bytes) -> np.ndarray:
-    """Returns an input given as bytes: numbers in rows, little-endian.
+    """Decodes an input in binary form: row-major, little-endian.
 
     Raises:
-        RequestError: if they are not as many as datatype and shape say.
+        RequestError: if the number of bytes does not match datatype and shape.
     """
     dtype, sizes = dtype_of(name, datatype), checked_shape(name, shape)
     expected = math.prod(sizes) * dtype.itemsize
@@ -123,17 +123,17 @@ def from_bytes(name: str, datatype: Json, shape: Sequence[int] | Json, data: byt
 def _reshaped(name: str, array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
     try:
         return array.reshape(sizes)
-    except ValueError as error:  # no numbers, and yet sizes that nothing has
+    except ValueError as error:  # an empty array with impossible sizes
         raise RequestError(
             f"Input {quote(name)} cannot have the shape {quote(list(sizes))}."
         ) from error
 
 
 def from_values(name: str, datatype: Json, shape: Sequence[int] | Json, data: Json) -> np.ndarray:
-    """Returns an input given as a flat or nested list of values.
+    """Decodes an input given as a flat or nested list of values.
 
     Raises:
-        RequestError: if they are not of the datatype, or not as many as the shape says.
+        RequestError: if they do not match datatype and shape.
     """
     dtype, sizes = dtype_of(name, datatype), checked_shape(name, shape)
     for value in _one_of_each_kind(name, data):
@@ -161,7 +161,7 @@ def from_values(name: str, datatype: Json, shape: Sequence[int] | Json, data: Js
 
 
 def _one_of_each_kind(name: str, data: Any) -> Iterable[Any]:
-    """Returns a value of each type that nested lists have, before NumPy allocates for them all.
+    """Returns a value of each type in nested lists, before NumPy allocates memory for all of them.
 
     Raises:
         RequestError: if they are nested too deep.
@@ -176,7 +176,7 @@ def _one_of_each_kind(name: str, data: Any) -> Iterable[Any]:
         level = [*itertools.chain.from_iterable(level)]
     else:
         raise RequestError(f"Input {quote(name)} is nested deeper than {MOST_AXES} lists.")
-    return ()  # NumPy says that these are lists of different lengths
+    return ()  # NumPy raises an error for lists of different lengths
 
 
 def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
@@ -188,16 +188,15 @@ def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
                 f"Input {quote(name)} must have values of {_DATATYPES[dtype]}, from {limits.min} "
                 f"to {limits.max}, got {low if low < limits.min else high}."
             )
-    with np.errstate(over="ignore"):  # what becomes infinite is refused with what came so
+    with np.errstate(over="ignore"):  # infinite numbers are refused later
         return found.astype(dtype)
 
 
 def fitted(ports: Sequence[Port], given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the inputs of a request in the order of the ports.
+    """Checks the inputs of a request, and returns them in the order of the ports.
 
     Raises:
-        RequestError: if one is missing, unknown, or of another shape or datatype than its port, or
-            not finite.
+        RequestError: if one is missing, unknown, not finite, or has a wrong shape or datatype.
     """
     free: dict[str, int] = {}
     found: dict[str, np.ndarray] = {}
@@ -217,7 +216,7 @@ def fitted(ports: Sequence[Port], given: Mapping[str, np.ndarray]) -> dict[str, 
 
 
 def _refuse_unknown(ports: Sequence[Port], given: Iterable[str]) -> None:
-    """Refuses the first input that has the name of no port, if there is one."""
+    """Raises an error for the first unknown input, if there is one."""
     names = [port.name for port in ports]
     for name in given:
         if name not in names:
@@ -229,10 +228,10 @@ def _refuse_unknown(ports: Sequence[Port], given: Iterable[str]) -> None:
 
 
 def require_outputs(ports: Iterable[Port], names: Iterable[str] | None) -> None:
-    """Refuses a request for outputs that a model does not give; None asks for all.
+    """Refuses a request for unknown outputs; None requests all.
 
     Raises:
-        RequestError: if there is none of one of the names.
+        RequestError: if one is unknown.
     """
     given = [port.name for port in ports]
     for name in names or ():
@@ -245,7 +244,7 @@ def require_outputs(ports: Iterable[Port], names: Iterable[str] | None) -> None:
 
 
 def _fitted(port: Port, array: np.ndarray, free: dict[str, int]) -> np.ndarray:
-    """Returns an input if it fits; `free` has the sizes that earlier ones gave to free axes."""
+    """Checks an input; `free` has the sizes of free axes in earlier inputs."""
     if array.dtype != port.dtype or not _has_shape(port.shape, array.shape):
         raise RequestError(
             f"Input {port.name!r} must be {port.datatype} {port.sizes}, got {datatype_of(array)} "

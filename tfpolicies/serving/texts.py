@@ -1,4 +1,4 @@
-"""Texts that clients send: how long names may be, and how errors repeat them."""
+"""Limits on texts of requests, and how error messages quote them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from tfpolicies.errors import RequestError
 
 LONGEST_NAME = 256
-"""Characters of a name that a request gives."""
+"""Most characters of a name in a request."""
 
-_MOST_TENSORS = 1000  # inputs, or outputs, of a request
-_LONGEST_QUOTE = 200  # characters of a request that an error repeats
+_MOST_TENSORS = 1000  # most inputs, or outputs, of a request
+_LONGEST_QUOTE = 200  # most characters of a request that an error quotes
 
 
 class _ShortRepr(reprlib.Repr):
@@ -32,7 +32,7 @@ _short = _ShortRepr()
 
 
 def quote(value: Any) -> str:
-    """Returns `repr` of what a client sent, cut to 200 characters.
+    """Returns `repr` of a request's value, cut to 200 characters.
 
     >>> quote("obs"), len(quote("o" * 1000))
     ("'obs'", 200)
@@ -42,23 +42,25 @@ def quote(value: Any) -> str:
 
 
 def require_few(what: str, tensors: Sized) -> None:
-    """Refuses more inputs or outputs than any model has.
+    """Refuses more than 1000 inputs or outputs.
 
     Raises:
-        RequestError: if there are more than 1000.
+        RequestError: if there are more.
     """
     if len(tensors) > _MOST_TENSORS:
-        raise RequestError(f"A request may have {_MOST_TENSORS} {what}, got {len(tensors)}.")
+        raise RequestError(
+            f"A request may have at most {_MOST_TENSORS} {what}, got {len(tensors)}."
+        )
 
 
 def require_short(what: str, name: str) -> None:
-    """Refuses a name that is too long to be compared with others.
+    """Refuses a long name before it is compared with others.
 
     Raises:
         RequestError: if it has more than 256 characters.
     """
     if len(name) > LONGEST_NAME:
         raise RequestError(
-            f"The name of {what} may have {LONGEST_NAME} characters, got {len(name)}: "
-            f"{quote(name)}. Give the name that the model's metadata lists."
+            f"The name of {what} may have at most {LONGEST_NAME} characters, got {len(name)}: "
+            f"{quote(name)}. Give a name of the model's metadata."
         )

@@ -1,4 +1,4 @@
-"""Time limits of models: what runs for long lets others go first, and is ended at last."""
+"""Time limits of models: long runs get a lower priority, and are terminated at the limit."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import time
 
 import onnxruntime
 
-_EVERY = 0.05  # seconds between two looks at what runs
-_LONG = 1.0  # seconds after which a run lets others go first
-_NICER = 10  # steps of priority that it loses: a tenth is left of a processor that others want
+_EVERY = 0.05  # seconds between two checks of running models
+_LONG = 1.0  # seconds after which the priority of a run is lowered
+_NICER = 10  # increment of its nice value: it gets a tenth of a contended CPU
 
 
 class OverdueError(Exception):
-    """A model ran for too long, or the server ends."""
+    """A model exceeded its time limit, or the server stops."""
 
 
 class _Limit:
-    """The limit of the runs of one thread; a context manager.
+    """The time limit of the runs of one thread; a context manager.
 
     Attributes:
-        options: with which they run.
-        until: when they are ended, in seconds of `time.monotonic`.
-        yields_at: when they let others go first.
+        options: ONNX Runtime's options of the runs.
+        until: when they are terminated, in seconds of `time.monotonic`.
+        yields_at: when the thread's priority is lowered.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Limit:
         self._thread = threading.get_native_id()
 
     def begin(self, seconds: float) -> None:
-        """Sets after how many seconds the next runs are ended."""
+        """Sets the time limit of the next runs."""
         now = time.monotonic()
         self.until = now + seconds
         if self._can_yield:
@@ -45,18 +45,18 @@ class _Limit:
             self.options.terminate = self._is_ended = False
 
     def let_yield(self) -> None:
-        """Allows runs that take long to let others go first."""
-        self._can_yield = sys.platform == "linux"  # where threads have priorities of their own
+        """Allows to lower the thread's priority during long runs."""
+        self._can_yield = sys.platform == "linux"  # only there each thread has a priority
 
     def yield_to_others(self) -> None:
-        """Lowers the priority of the thread, for good: raising it again takes privileges."""
+        """Lowers the priority of the thread permanently: raising it again needs privileges."""
         self.yields_at, self._can_yield = math.inf, False
         with contextlib.suppress(OSError):  # the thread has ended
             priority = os.getpriority(os.PRIO_PROCESS, self._thread) + _NICER
             os.setpriority(os.PRIO_PROCESS, self._thread, priority)
 
     def end(self) -> None:
-        """Ends what runs."""
+        """Terminates the current run."""
         self.options.terminate = self._is_ended = True
 
     def __enter__(self) -> None:
@@ -69,26 +69,26 @@ class _Limit:
 
 
 class TimeLimits:
-    """Ends runs of ONNX Runtime whose time is over, between two operations of the graph.
+    """Terminates overdue runs of ONNX Runtime, between two operations of the graph.
 
-    Runs are watched by a thread of their own, since a run may hold the event loop.
+    A separate thread watches the runs, because a run may block the event loop.
     """
 
     def __init__(self) -> None:
         self._local = threading.local()
         self._all: list[_Limit] = []
-        self._lock = threading.Lock()  # so that no run is ended for the one before
+        self._lock = threading.Lock()  # so that the limit of one run does not end the next
         self._is_over = False
         self._watcher = threading.Thread(target=self._watch, name="time limits", daemon=True)
 
     def get_options(self) -> onnxruntime.RunOptions:
-        """Returns the options by which runs can be ended while this thread is in a `limit`."""
+        """Returns the run options with which runs of this thread can be terminated in a `limit`."""
         return self._get_limit().options
 
     def limit(self, seconds: float) -> _Limit:
-        """Returns a context that limits what this thread runs with `get_options`.
+        """Returns a context that limits runs of this thread with `get_options`.
 
-        It raises `OverdueError` if a run was ended.
+        It raises `OverdueError` if a run was terminated.
         """
         limit = self._get_limit()
         with self._lock:
@@ -98,11 +98,11 @@ class TimeLimits:
         return limit
 
     def let_yield(self) -> None:
-        """Lets this thread go behind all others once a run of it took longer than a second."""
+        """Lets this thread get a lower priority once one of its runs takes longer than a second."""
         self._get_limit().let_yield()
 
     def stop(self) -> None:
-        """Ends all that runs, and whatever begins to run later."""
+        """Terminates all runs, including later ones."""
         with self._lock:
             self._is_over = True
             for limit in self._all:

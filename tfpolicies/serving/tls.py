@@ -1,4 +1,4 @@
-"""TLS of a server: its certificate and key, from two files."""
+"""Reads the TLS certificate and key of a server from two files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfpolicies.system.paths import resolve_path
 
 _LARGEST = 1_000_000  # bytes of a file
 _NEW_KEY = "openssl pkey -in FILE -out NEW"
-_EDWARDS = b"\x06\x03\x2b\x65"  # how the identifiers of Ed25519 and Ed448 begin in a key
+_EDWARDS = b"\x06\x03\x2b\x65"  # prefix of the identifiers of Ed25519 and Ed448 in a key
 
 
 class Tls(NamedTuple):
     """A certificate and its key.
 
     Attributes:
-        certificate: the server's certificate and those that it depends on, in PEM.
+        certificate: the server's certificate and the rest of its chain, in PEM.
         key: its private key, in PEM.
         context: both for Python's `ssl`.
     """
@@ -37,11 +37,11 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
     Args:
         certificate: a file in PEM, with the server's certificate first.
         key: a file in PEM with its private key, which is not encrypted.
-        warn: is called with a line of text if other users may read the key.
+        warn: called with a line of text if other users may read the key.
 
     Raises:
-        UsageError: if one cannot be read or holds something else, the key is of another
-            certificate, or OpenSSL or gRPC do not take it; the message names the file.
+        UsageError: if one cannot be read or has other contents, the key does not match the
+            certificate, or OpenSSL or gRPC do not accept it; the message names the file.
     """
     chain, _ = read_secret("--tls-cert", certificate, _LARGEST)
     private, mode = read_secret("--tls-key", key, _LARGEST)
@@ -49,13 +49,13 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
         ssl.create_default_context(cadata=chain.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise UsageError(
-            f"--tls-cert {str(certificate)!r} must hold certificates in PEM, which begin with "
+            f"--tls-cert {str(certificate)!r} must contain certificates in PEM, which begin with "
             "-----BEGIN CERTIFICATE-----, the server's first."
         ) from error
     if b"ENCRYPTED" in private:
         raise UsageError(
-            f"--tls-key {str(key)!r} is encrypted, but the server knows no password. Give a key "
-            f"without one: {_NEW_KEY}."
+            f"--tls-key {str(key)!r} is encrypted, but the server has no password. Give an "
+            f"unencrypted key: {_NEW_KEY}."
         )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
@@ -65,7 +65,7 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(
                 f"--tls-key {str(key)!r} is not the key of the certificate in "
-                f"{str(certificate)!r}. Give the key that it was made with."
+                f"{str(certificate)!r}. Give the key with which the certificate was made."
             ) from error
         if error.reason is not None and error.reason.endswith(("TOO_SMALL", "TOO_WEAK")):
             raise UsageError(
@@ -74,12 +74,12 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
                 "or an ECDSA key (P-256)."
             ) from error
         raise UsageError(
-            f"--tls-key {str(key)!r} must hold a private key in PEM, which begins with "
+            f"--tls-key {str(key)!r} must contain a private key in PEM, which begins with "
             f"-----BEGIN PRIVATE KEY-----. Convert it: {_NEW_KEY}."
         ) from error
     if _EDWARDS in _decode(private)[:20]:
         raise UsageError(
-            f"--tls-key {str(key)!r} is an Ed25519 or Ed448 key, which gRPC does not take. Make "
+            f"--tls-key {str(key)!r} is an Ed25519 or Ed448 key, which gRPC does not accept. Make "
             "the certificate with an RSA key of 2048 bits or an ECDSA key (P-256)."
         )
     warn_if_shared(key, mode, warn)
@@ -87,6 +87,6 @@ def read_tls(certificate: Path, key: Path, warn: Callable[[str], object]) -> Tls
 
 
 def _decode(key: bytes) -> bytes:
-    """Returns what the text of a private key in PEM stands for; "" for other text."""
+    """Decodes a private key in PEM; "" for other text."""
     begun = key.partition(b"PRIVATE KEY-----")[2]
     return base64.b64decode(begun.partition(b"-----END")[0])

@@ -1,4 +1,4 @@
-"""One version of a served policy: an export that was checked, loaded and run once."""
+"""One version of a served policy: an export that was checked, loaded and tried."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from tfpolicies.serving.texts import quote
 from tfpolicies.serving.time_limits import OverdueError, TimeLimits
 
 _BATCH, _TIME = "batch", "time"
-_MOST_NAMED = 20  # versions that an error lists
+_MOST_NAMED = 20  # most versions that an error lists
 
 
 class Version:
     """An export that is ready to answer.
 
     Attributes:
-        name: the folder's number, or what identifies the export's contents.
-        folder: where it was read.
-        content: identifies the export's contents.
-        inputs: what the export takes: rows, or whole sequences if it has a memory.
-        outputs: what it gives.
-        step_inputs: what one step of a sequence takes while the server keeps its memory.
-        step_outputs: what such a step gives.
-        looks_back: whether it reads anything of earlier steps: a memory, or views.
-        has_time: whether calls give whole sequences.
-        greedy: the whole model, which says what is carried.
-        costs: of a batch of rows, each a step, by the way that answers it.
-        time_limits: ends what takes too long.
+        name: the folder's number, or the beginning of `content`.
+        folder: of the export.
+        content: a hash of the export's contents.
+        inputs: of the export: rows, or whole sequences for a recurrent policy.
+        outputs: of the export.
+        step_inputs: inputs of one step of a sequence whose state the server keeps.
+        step_outputs: outputs of such a step.
+        looks_back: whether it depends on earlier steps, by recurrent state or views.
+        has_time: whether requests have a time axis (whole sequences).
+        greedy: the complete model, which defines the states.
+        costs: of a batch of single steps, by variant.
+        time_limits: stops runs that take too long.
 
     Args:
-        folder: with `policy_spec.json` and what it names.
-        threads: how many threads a call may use.
-        time_limits: ends what takes too long.
-        seconds: that the trial may take.
-        providers: what ONNX Runtime computes with; see `OnnxPolicy`.
+        folder: with `policy_spec.json` and the files that it names.
+        threads: of one call.
+        time_limits: stops runs that take too long.
+        seconds: time limit of the trial run.
+        providers: of ONNX Runtime; see `OnnxPolicy`.
 
     Raises:
-        ValueError: if the files do not belong together, are not what an export writes, or hold a
-            model that does not come to an end.
+        ValueError: if the files do not belong together, are not an export, or have a model that
+            exceeds its time limit.
         OSError: if one cannot be read.
     """
 
@@ -94,10 +94,10 @@ class Version:
         self.costs = self._measure_costs(seconds)
 
     def _measure_costs(self, seconds: float) -> dict[Way, Cost]:
-        """Returns what batches cost, by trying them.
+        """Measures the cost of batches in a trial run.
 
         Raises:
-            ValueError: if they do not come to an end.
+            ValueError: if it exceeds the time limit.
         """
         try:
             with self.time_limits.limit(seconds):
@@ -109,20 +109,19 @@ class Version:
             ) from error
 
     def policy(self, way: Way) -> OnnxPolicy:
-        """Returns what runs."""
         return self._policies[way]
 
     def feed(self, given: Mapping[str, np.ndarray], options: Options) -> dict[str, np.ndarray]:
-        """Returns the inputs of a whole call: rows, or sequences with their memory.
+        """Returns the inputs of a whole request: rows, or sequences with their states.
 
         Raises:
-            RequestError: if what a request gives does not fit.
+            RequestError: if the request's inputs are invalid.
         """
         if self.looks_back and given.keys() <= {port.name for port in self.step_inputs}:
             raise RequestError(
-                f"The policy looks back: give the parameter sequence_id, with sequence_start at "
-                f"the first step, and the server keeps what it remembers. Without it the model "
-                f"takes {', '.join(map(str, self.inputs))}."
+                f"The policy reads earlier steps: give the parameter sequence_id, with "
+                f"sequence_start at the first step, and the server keeps them. Without it the "
+                f"model takes {', '.join(map(str, self.inputs))}."
             )
         feed = fitted(self.inputs, given)
         first = feed[self.inputs[0].name]
@@ -140,17 +139,17 @@ class Version:
         return feed
 
     def step_feed(self, given: Mapping[str, np.ndarray], options: Options) -> dict[str, np.ndarray]:
-        """Returns the inputs of one step of a sequence, without what is carried into it.
+        """Returns the inputs of one step of a sequence, without its state.
 
         Raises:
-            RequestError: if what a request gives does not fit.
+            RequestError: if the request's inputs are invalid.
         """
         feed = fitted(self.step_inputs, given)
         self._check(feed)
         return self._whole(feed, options)
 
     def _whole(self, feed: dict[str, np.ndarray], options: Options) -> dict[str, np.ndarray]:
-        """Adds to the observations of a step what else it takes."""
+        """Adds rewards and noise to the observations of a step."""
         rows = len(feed[self.step_inputs[0].name])
         if self._is_told_rewards and REWARDS not in feed:
             feed[REWARDS] = np.zeros(rows, np.float32)
@@ -165,7 +164,7 @@ class Version:
             raise RequestError(str(error)) from error
 
     def _try(self, way: Way, rows: int) -> float:
-        """Takes a first step; returns the seconds of the processor that it took."""
+        """Runs a first step; returns its CPU time in seconds."""
         given = {
             port.name: np.zeros([rows, *port.sizes[1:]], port.dtype) for port in self.step_inputs
         }
@@ -177,7 +176,7 @@ class Version:
 
 
 def _policies(folder: Path, threads: int, providers: Sequence[str] | None) -> dict[Way, OnnxPolicy]:
-    """Returns the model for each way; an export without values needs one for both."""
+    """Loads the model for each variant; an export without values needs one for both."""
     found: dict[Way, OnnxPolicy] = {}
     load = partial(OnnxPolicy, folder, threads=threads, providers=providers)
     for explore in (False, True):
@@ -193,7 +192,7 @@ def _policies(folder: Path, threads: int, providers: Sequence[str] | None) -> di
 def _check_lengths(lengths: np.ndarray, steps: int) -> None:
     if lengths.min() < 1 or lengths.max() > steps:
         raise RequestError(
-            f"Input 'seq_lens' must be from 1 to {steps}, the steps that the sequences have, got "
+            f"Input 'seq_lens' must be from 1 to {steps}, the number of steps of the input, got "
             f"{lengths.tolist()[:9]}."
         )
 
@@ -201,8 +200,8 @@ def _check_lengths(lengths: np.ndarray, steps: int) -> None:
 def find_version(folder: Path, pin: str = "") -> Path:
     """Returns the folder of the version in `folder` that is served.
 
-    That is `folder` itself if it is an export. Else it is the one with the highest number, as a
-    number: 10 comes after 9.
+    It is `folder` itself if it is an export, and otherwise the one with the highest number,
+    compared as a number: 10 comes after 9.
 
     Args:
         folder: of an export, or of numbered exports.
@@ -227,7 +226,7 @@ def find_version(folder: Path, pin: str = "") -> Path:
 
 
 def looks_of(folder: Path) -> tuple[tuple[Any, ...], ...]:
-    """Returns what changes when files of an export are written: their places, sizes and times."""
+    """Returns a value that changes when files of an export are written: paths, sizes and times."""
     found = []
     for path in sorted(folder.iterdir()):
         if path.suffix in (".onnx", ".json") and path.exists():
