@@ -78,8 +78,7 @@ class PolicyKind(Policy):
     def loss(
         self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> tf.Tensor:
-        """Returns the loss of one minibatch, a scalar tensor; traced once for policies of a
-        Program.
+        """Returns the loss of one minibatch, a scalar tensor; traced once per Program.
 
         A class with several networks or optimizers returns a list, see `optimizer`. Each item may
         also be a function without arguments that returns the tensor. It is called after the
