@@ -94,8 +94,7 @@ class ParameterNoise(Exploration):
     def perturb(
         self, weights: Mapping[str, np.ndarray], rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Returns `weights` with noise of standard deviation sigma added; the argument is not
-        changed.
+        """Returns `weights` with noise of standard deviation sigma added; copies, not in place.
 
         Arrays that are not floats, and the scales, offsets and statistics of normalisation layers,
         are returned unchanged.

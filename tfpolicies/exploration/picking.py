@@ -78,7 +78,7 @@ class Choices(ActionLeaf):
         return tf.reshape(flat, [-1, *self._exists.shape]) * self._exists.astype(np.float32)
 
     def pick(self, part: Distribution, noise: tf.Tensor) -> tf.Tensor:
-        """Picks the valid action of rank floor(noise * number of valid ones); 0 if there is none."""
+        """Picks the valid action of rank floor(noise * number of valid ones); 0 if none is."""
         valid = self._valid(part.inputs)
         number = tf.reduce_sum(valid, axis=-1)
         rank = tf.minimum(tf.floor(noise * number), number - 1.0)  # the product may round up

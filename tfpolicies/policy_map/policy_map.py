@@ -542,8 +542,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     # -- the stash ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Writes all policies to a persistent stash, so that a later map finds them as they are
-        now.
+        """Writes all policies to a persistent stash, for a later map to load.
 
         Custom policies are not written: the map does not know their variables.
 
