@@ -258,7 +258,7 @@ def test_what_compute_actions_returns_beside_actions_is_asked_for_in_its_form(gi
         def compute_actions(self, obs_batch, state_batches=None, **kwargs):
             return super().compute_actions(obs_batch).actions, *given
 
-    words = r"Short.compute_actions must return .*without a memory \(actions, \[\], \{\}\)"
+    words = r"Short.compute_actions must return .*without a recurrent state \(actions, \[\], \{\}\)"
     with pytest.raises(UsageError, match=words):
         worker_of(Short).sample()
 

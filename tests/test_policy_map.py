@@ -1052,7 +1052,7 @@ def test_a_class_of_ones_own_is_given_to_the_map(tmp_path):
         m["a"] = make(Own)
         m["b"] = make()
     with PolicyMap(path=tmp_path) as m:
-        with pytest.raises(StashError, match=r"'a' cannot be made.*policy_classes"):
+        with pytest.raises(StashError, match=r"'a' cannot be loaded.*policy_classes"):
             _ = m["a"]
         assert isinstance(m["b"], PPOTF2Policy)  # others are not concerned
         m.flush()

@@ -573,7 +573,7 @@ def test_a_lone_default_policy_converts_to_a_sample_batch():
     single = SampleBatch(obs=[1, 2])
     assert convert_ma_batch_to_sample_batch(single.as_multi_agent()) is single
     assert convert_ma_batch_to_sample_batch(single) is single
-    with pytest.raises(ValueError, match="alone"):
+    with pytest.raises(ValueError, match="no other policy"):
         convert_ma_batch_to_sample_batch(MultiAgentBatch({"p": single}, 2))
 
 
