@@ -334,7 +334,6 @@ class ColumnBatch(dict):
         return new
 
     def _derived(self, columns: dict[str, Any]) -> Self:
-        """Returns a batch with the given columns and with the layout and attributes of this one."""
         layout = self.layout
         if layout.is_rectangular and layout.max_seq_len is None:
             layout = layout._replace(max_seq_len=self.max_seq_len)

@@ -323,7 +323,6 @@ def _time_major(array: ArrayLike, dtype: DTypeLike = np.float32) -> np.ndarray:
 
 
 def _as_vector(name: str, column: ArrayLike | None, rollout: SampleBatch) -> np.ndarray:
-    """Returns a column, or its replacement, as one number per row."""
     vector = np.asarray(rollout[name] if column is None else column, dtype=np.float64)
     if vector.shape != (rollout.count,):
         raise BatchUsageError(

@@ -113,7 +113,6 @@ def chop_into_sequences(
 
 
 def _filled_up(lengths: np.ndarray, width: int, padding: str) -> Callable[[Any], Any]:
-    """Returns a function that pads the sequences of a column to `width` rows each."""
     if padding == "last":
         steps = np.minimum(np.arange(width), lengths[:, None] - 1)
         rows = (np.cumsum(lengths) - lengths)[:, None] + steps
@@ -127,7 +126,6 @@ def _take(columns: list[Any], indices: np.ndarray) -> list[Any]:
 
 
 def _common_rows(columns: Sequence[Any]) -> int:
-    """Returns the number of rows of all columns, 0 if there are none."""
     counts = sorted({count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(columns))})
     if len(counts) > 1:
         raise BatchError(

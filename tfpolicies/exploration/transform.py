@@ -124,7 +124,7 @@ class Disturb:
         return noise
 
     def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
-        """Adds the noise."""
+        """Adds the noise to the mode."""
         gate = noise[:, :1] > 0.0
         parts = tf.split(noise[:, 1:] * params[0], self._sizes, axis=-1)
         actions = []

@@ -84,12 +84,10 @@ class CompiledActing(Acting):
 
     @property
     def input_views(self) -> Sequence[View]:
-        """The views that `act` needs: those that the model reads."""
         return self.views
 
     @property
     def has_fixed_initial_state(self) -> bool:
-        """Whether all episodes start with the same recurrent state."""
         return "get_initial_state" not in self.policy._overridden
 
     @functools.cached_property
@@ -106,7 +104,6 @@ class CompiledActing(Acting):
 
     @property
     def inference(self) -> str:
-        """The runtime that acts, "onnx" or "tf", with "auto" resolved."""
         _ = self.runner
         return str(self.config["inference"])
 
@@ -166,7 +163,6 @@ class CompiledActing(Acting):
         clip: bool | None = None,
         **arguments: Any,
     ) -> SingleAction:
-        """Acts on one observation; see `Acting.act_single`."""
         if self.has_own_single_action:
             return super().act_single(obs, state, unsquash=unsquash, clip=clip, **arguments)
         try:
@@ -235,7 +231,6 @@ class CompiledActing(Acting):
 
     @contextlib.contextmanager
     def prefetch_noise(self, rows: int) -> Iterator[None]:
-        """Draws the noise for `rows` rows in one call; see `Acting.prefetch_noise`."""
         state, kind, size = self.state, self.only_kind, self._noise_size
         if kind is not None and self.config["explore"] and not self.resets_per_episode:
             with state.lock:
@@ -283,20 +278,11 @@ class CompiledActing(Acting):
         return found
 
     def first_row(self, outputs: ActOutputs, *, explore: bool) -> ActionBatch:
-        """Returns the first row of the outputs, as arrays that the caller owns.
-
-        Args:
-            outputs: arrays `[1, ...]`.
-            explore: whether the action was sampled; else its log-probability is 0.
-        """
+        """Returns the first row of outputs `[1, ...]`, as arrays that the caller owns."""
         return self.batch([x[0] for x in self.arrays(outputs, explore=explore, own=False)])
 
     def batch(self, arrays: Sequence[np.ndarray]) -> ActionBatch:
-        """Returns the `ActionBatch` of N rows.
-
-        Args:
-            arrays: `[N, *shape]` each, in the order that `arrays` returns.
-        """
+        """Returns the `ActionBatch` of N rows from arrays `[N, *shape]`, ordered as by `arrays`."""
         count, first = len(self._action_names), self._first_extra
         actions = arrays[0] if self._is_flat else nest(self._action_space, arrays[:count])
         extras = dict(zip(self._result_names, arrays[first:], strict=True))
@@ -435,6 +421,5 @@ class CompiledActing(Acting):
         unsquash: bool | None = None,
         clip: bool | None = None,
     ) -> list[np.ndarray]:
-        """Returns leaves of normalised actions as the environment takes them."""
         mapping = self.program.spec.action_mapping.override(unsquash, clip)
         return mapping.to_env(actions)

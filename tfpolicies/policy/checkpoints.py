@@ -171,7 +171,6 @@ def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asks_for_gpu(policy: Any) -> bool:
-    """Whether a policy learns on a GPU if there is one."""
     return policy.driver.program is not None and bool(policy.config["num_gpus"])
 
 
@@ -189,12 +188,7 @@ def _warn_of_other_device(stored: str | None, policy: Any) -> None:
 
 
 def _fingerprint(policy: Any, saved: Collection[str] | None = None) -> str | None:
-    """Returns a hash that tells whether states fit a policy; None for custom policies.
-
-    Args:
-        policy: the policy.
-        saved: see `program_fingerprint`.
-    """
+    """Returns a hash that tells whether states fit a policy; None for custom policies."""
     program = policy.driver.program
     return program and program_fingerprint(program.spec, program.layout.slots, saved)
 
@@ -450,7 +444,6 @@ def with_configured_hyperparameters(
 
 
 def _strategy_name(record: Json) -> str:
-    """Returns the class name of the strategy in a stored `exploration_config`."""
     kind = record.get("type") if isinstance(record, Mapping) else None
     if isinstance(kind, Mapping):
         kind = kind.get("$import") or kind.get("$unavailable")
@@ -560,11 +553,7 @@ def load_policies(
 
 
 def _require_class(found: Mapping[Any, StoredPolicy], source: str, wanted: type) -> None:
-    """Checks that policies, by id (None for a single one), are of a class or its subclasses.
-
-    Raises:
-        CheckpointError: names all that are not, and the call that accepts them.
-    """
+    """Checks that policies, by id (None for a single one), are of a class or its subclasses."""
     classes = {pid: stored.policy_class() for pid, stored in found.items()}
     others = {pid: kind for pid, kind in classes.items() if not issubclass(kind, wanted)}
     if not others:

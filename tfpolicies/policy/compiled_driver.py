@@ -36,7 +36,6 @@ class OverriddenActing(Acting):
 
     @property
     def has_fixed_initial_state(self) -> bool:
-        """Whether all episodes start with the same recurrent state."""
         return self._compiled.has_fixed_initial_state
 
     @property
@@ -51,11 +50,9 @@ class OverriddenActing(Acting):
         unsquash: bool | None = None,
         clip: bool | None = None,
     ) -> list[np.ndarray]:
-        """Maps leaves of normalised actions to the environment's actions."""
         return self._compiled.to_env(actions, unsquash=unsquash, clip=clip)
 
     def start_episode(self) -> None:
-        """Notifies the exploration that an episode ended and the next one starts."""
         self._compiled.start_episode()
 
 
@@ -70,17 +67,14 @@ class CompiledLearning(Learning):
 
     @property
     def detects_non_finite(self) -> bool:
-        """Whether an update itself detects results that are not finite."""
         return "learn_on_batch" not in self.policy._overridden
 
     @property
     def compile_mode(self) -> str:
-        """Name of the compilation mode of updates; "tf.function" before it is chosen."""
         return (self._updates.form or Form.PLAIN).value
 
     @property
     def lookahead(self) -> int:
-        """Number of later rows that the class's `postprocess_fragments` reads for each row."""
         return 0 if self.postprocesses_trajectories else int(self.policy._lookahead)
 
     def select_columns(self, batch: Mapping[str, Any]) -> list[str]:
@@ -99,7 +93,6 @@ class CompiledLearning(Learning):
         shuffle: bool = True,
         standardize: Collection[str] = (),
     ) -> Mapping[str, Any]:
-        """Standardizes those of the given columns that the batch has, then updates."""
         for name in standardize:
             if name in batch:
                 batch[name] = standardized(batch[name])
@@ -146,7 +139,6 @@ class CompiledLearning(Learning):
         )
 
     def adapt(self, result: Mapping[str, Any]) -> None:
-        """Adapts the policy's coefficients as its class says."""
         self.policy._adapt(result)
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
@@ -176,11 +168,9 @@ class CompiledLearning(Learning):
             self.policy.driver.apply_filters()
 
     def normalize_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Returns observation leaves unchanged: the Program filters them."""
         return obs
 
     def resolve(self) -> None:
-        """Resolves every "auto" setting in the config, as the first use would."""
         policy = self.policy
         self._learner.discover()
         policy.config["jit_compile"] = self._updates.resolve_form(self._state) is not Form.PLAIN
@@ -190,7 +180,6 @@ class CompiledLearning(Learning):
             policy.automatic[name] = policy.config[name]
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
-        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
         self._learner.discover()
         acting = self.policy._acting.tries_onnx
         sizes = rows, num_epochs, minibatch_size
@@ -198,7 +187,6 @@ class CompiledLearning(Learning):
         self.resolve()
 
     def take_seconds_loading(self) -> float:
-        """Returns the seconds spent on converting batches since the last call."""
         seconds, self._learner.seconds_loading = self._learner.seconds_loading, 0.0
         return seconds
 
@@ -217,7 +205,6 @@ class CompiledDriver(PolicyDriver):
         self.learning = CompiledLearning(policy)
 
     def choose_parts(self) -> None:
-        """Acts by the Program, unless the policy overrides methods that act."""
         policy = self.policy
         policy._acting.has_own_single_action = "compute_single_action" in policy._overridden
         is_compiled = policy._overridden.isdisjoint(overrides.ACTING)
@@ -232,18 +219,15 @@ class CompiledDriver(PolicyDriver):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the policy only acts."""
         return self.state.frozen_as is not None
 
     @property
     def generator(self) -> np.random.Generator:
-        """The generator that draws action noise; see `PolicyDriver`."""
         self.state.settle()
         generator: np.random.Generator = self.state.rng
         return generator
 
     def get_acting_weights(self) -> Mapping[str, np.ndarray] | None:
-        """Returns the acting network's weights; None if sampling needs all weights."""
         if len(self.program.layout.networks) == 1 or self.learning.postprocesses_trajectories:
             return None
         if not self.policy._overridden.isdisjoint((*overrides.WEIGHTS, *overrides.ACTING)):
@@ -252,14 +236,12 @@ class CompiledDriver(PolicyDriver):
         return weights
 
     def apply_filters(self) -> None:
-        """Makes acting and learning use the filters' current statistics; call it after a change."""
         observed = self.policy.filter
         if observed is not None:
             self.policy._owned.apply_filter(observed)
 
     @contextlib.contextmanager
     def allow_non_finite(self) -> Iterator[None]:
-        """Makes `set_weights` and `set_state` accept NaN and infinity inside the context."""
         policy = self.policy
         before, policy._accepts_non_finite = policy._accepts_non_finite, True
         try:
@@ -268,23 +250,15 @@ class CompiledDriver(PolicyDriver):
             policy._accepts_non_finite = before
 
     def require_changeable(self) -> None:
-        """Raises a `FrozenPolicyError` if the policy is frozen."""
         self.state.require_changeable()
 
     def get_hyperparameter(self, name: str) -> float:
-        """Returns the current value of a hyper-parameter; see `TFPolicy.hyper`."""
         return float(self.policy.hyper(name))
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
-        """Sets a hyper-parameter of this policy only; see `TFPolicy.set_hyper`."""
         self.policy.set_hyper(name, value)
 
     def copy_from(self, other: PolicyKind) -> None:
-        """Copies weights, filter and time step from a policy with such a model.
-
-        Raises:
-            UsageError: if the other policy has another model; nothing is changed then.
-        """
         policy, source = self.policy, other.driver
         if not isinstance(source, CompiledDriver) or not self._has_variables_like(source.program):
             raise UsageError(f"{policy!r} cannot act like {other!r}, which has another model.")
@@ -307,13 +281,11 @@ class CompiledDriver(PolicyDriver):
         return own is other or all(own.layout.of(x) == other.layout.of(x) for x in ACTING)
 
     def make_copy(self, state: Mapping[str, Any]) -> Any:
-        """Returns another policy of this class from a state of `get_state`."""
         return type(self.policy).from_state(state)
 
     def copy_with_settings(
         self, policy_id: str, settings: Mapping[str, Any], *, rebuild: bool
     ) -> Any:
-        """Returns a copy with other settings; see `PolicyDriver.copy_with_settings`."""
         changed = super().copy_with_settings(policy_id, settings, rebuild=rebuild)
         if not rebuild:
             return changed

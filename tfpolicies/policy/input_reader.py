@@ -105,7 +105,6 @@ class InputReader:
         return inputs
 
     def _seen(self, given: Mapping[str, Any]) -> list[np.ndarray]:
-        """Returns the leaves of the views that the model reads, checked."""
         found: list[np.ndarray] = []
         for view in self._ports.views:
             batch = given.get(view.name)

@@ -301,7 +301,6 @@ class PolicyKind(Policy):
 
     @classmethod
     def _distribution(cls, action_space: gym.Space[Any], static: Mapping[str, Any]) -> Any:
-        """Returns the action distribution of the class for a space, given the static config."""
         settings = static["model"]
         return ActionDistribution.of(action_space, settings["custom_action_dist"], settings)
 
@@ -312,13 +311,7 @@ class PolicyKind(Policy):
         dist_class: ActionDistribution,
         static: Mapping[str, Any],
     ) -> ModelSource:
-        """Returns the source of the networks; a class with another architecture overrides it.
-
-        Args:
-            observation_space: as the environment has it.
-            dist_class: the result of `_distribution`; `num_inputs` is the width of the outputs.
-            static: the static config; `static["model"]` is complete.
-        """
+        """Returns the source of the networks; a class with another architecture overrides it."""
         with_value = cls.wants_value(static)
         return model_source(observation_space, dist_class, static["model"], with_value=with_value)
 
@@ -330,14 +323,7 @@ class PolicyKind(Policy):
 
     @classmethod
     def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
-        """Returns how many noise values `loss` needs per update; they are in `self.update_noise`.
-
-        They are standard normal, float32 `[k]`, and the same for all rows.
-
-        Args:
-            source: the source of the networks.
-            static: the static config.
-        """
+        """Returns the size k of `self.update_noise`: standard normal, equal for all rows."""
         del source, static
         return 0
 

@@ -222,7 +222,6 @@ class Learner:
         }
 
     def _add_hyper_stats(self, stats: dict[str, float]) -> dict[str, float]:
-        """Adds current hyper-parameters to the statistics of the loss."""
         values = self._state.hyper.tolist()
         for name, index in self._hyper_stats:
             stats[name] = values[index]
@@ -328,7 +327,6 @@ def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
 
 
 def _joined(results: Sequence[Mapping[str, Any]], rows: int) -> dict[str, Any]:
-    """Merges the results of minibatches into that of the whole update."""
     found: dict[str, list[Any]] = {}
     for result in results:
         for name, value in (result.get("learner_stats") or {}).items():

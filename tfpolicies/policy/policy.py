@@ -122,7 +122,6 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     @classmethod
     def _inspect_methods(cls) -> None:
-        """Finds the methods that the class overrides, and the arguments they accept."""
         cls._overridden = overrides.find_overridden(cls, cls._page_methods)
         cls._signature = overrides.ActSignature.inspect(cls, _act_on_dict)
 
@@ -410,7 +409,6 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return info
 
     def _learns(self) -> bool:
-        """Whether the class implements learning."""
         return "learn_on_batch" in self._overridden
 
     def compute_gradients(

@@ -122,11 +122,7 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
 
 
 def _is_made(column: str, requirement: ViewRequirement) -> bool:
-    """Whether every batch has a column exactly as it is required.
-
-    Raises:
-        NotOfferedError: if batches have it in another form.
-    """
+    """Whether every batch has a column exactly as it is required; raises if it has another form."""
     made = _MADE.get(column)
     if made is None and column.startswith("state_in_"):
         made = (column.replace("state_in_", "state_out_", 1), -1)
@@ -153,11 +149,6 @@ def _require_same(
 
 
 def _require_makeable(column: str, requirement: ViewRequirement) -> None:
-    """Checks that batches can have a column.
-
-    Raises:
-        NotOfferedError: if they cannot.
-    """
     if requirement.batch_repeat_value != 1:
         _refuse(
             column,

@@ -72,7 +72,6 @@ def _count_rows(policy: Any, obs: Structure) -> int:
 
 
 def _stack(rows: Sequence[Any]) -> Any:
-    """Returns rows of one structure as a batch of that structure."""
     if isinstance(rows[0], Mapping):
         return {key: _stack([row[key] for row in rows]) for key in rows[0]}
     if isinstance(rows[0], tuple):
@@ -81,11 +80,7 @@ def _stack(rows: Sequence[Any]) -> Any:
 
 
 def _restore(memory: RecurrentState, state: Any) -> None:
-    """Sets a recurrent state.
-
-    Raises:
-        UsageError: unless `predict` returned it for as many rows, or it is an initial state.
-    """
+    """Sets a recurrent state from `predict` or `get_initial_state`, after checking its shapes."""
     expected = memory.get_state()
     if isinstance(state, Sequence) and not isinstance(state, str):
         initial = {name: x for name, x in expected.items() if name.startswith("state_")}

@@ -93,7 +93,6 @@ class Checked(NamedTuple):
 
 
 def _check_form(given: object, mappings: Sequence[str]) -> None:
-    """Checks that a state has the mandatory keys, and dicts where they are required."""
     if not isinstance(given, Mapping):
         raise WeightsError(f"A state must be a dict from `get_state()`; got {given!r:.80}.")
     for key in ("weights", "global_timestep"):

@@ -381,11 +381,7 @@ class TFPolicy(PolicyKind):
         return super().compute_single_action(obs, state, **arguments)
 
     def _in_full(self, states: Sequence[Any] | None, error: UsageError) -> tuple[Any, Any]:
-        """Returns a recurrent state in the policy's form, and the function that converts it back.
-
-        Raises:
-            UsageError: `error`, if the state has no such form.
-        """
+        """Returns a recurrent state in the policy's form and the function that converts it back."""
         completed = EXTENSIONS.complete_memory(self, states)
         if completed is None:
             raise error from None

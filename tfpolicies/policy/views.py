@@ -56,7 +56,6 @@ def read_views(
 
 
 def _seen_by_acting(policy: PolicyKind) -> dict[str, ViewRequirement]:
-    """Returns requirements for the views that the model reads."""
     return {
         view.name: ViewRequirement(
             view.source, space=view.space, shift=view.shifts if view.is_window else view.shifts[0]
@@ -80,7 +79,6 @@ def _read_by_loss(policy: PolicyKind) -> set[str]:
 def _added(
     batch: SampleBatch, requirements: Mapping[str, ViewRequirement]
 ) -> dict[str, ViewRequirement]:
-    """Returns requirements for the columns that acting and postprocessing add."""
     found = {}
     for name, column in batch.items():
         if name not in requirements and isinstance(column, np.ndarray):

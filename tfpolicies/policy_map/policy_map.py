@@ -156,11 +156,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         return state if state is not None and state in self._pager else None
 
     def _own_state(self, policy_id: str) -> Any:
-        """Returns the state of a policy; None for a custom policy.
-
-        Raises:
-            UsageError: for a policy whose memory another map manages.
-        """
+        """Returns a policy's state, None for a custom policy; raises if another map manages it."""
         policy = self.handle(policy_id)
         state = self._paged(policy)
         if state is None and policy.driver.state is not None:
@@ -226,16 +222,13 @@ class PolicyMap(MutableMapping[str, Policy]):
         self._pager.add(name, state, _release(policy, state), leaving)
 
     def _count(self, policy: Policy) -> int:
-        """Returns the number of ids of a policy."""
         return sum(other is policy for other in self._policies.values())
 
     def _leave(self, policy: Policy, replaced_as: str | None = None) -> None:
         """Releases a policy, unless the map still has it under another id.
 
-        Args:
-            policy: the policy.
-            replaced_as: the id that another policy now has; the flushed entry of this one then
-                stays until the next flush.
+        If another policy now has the id `replaced_as`, the flushed entry stays until the next
+        flush.
         """
         state = self._paged(policy)
         is_guest = state is None and policy.driver.state is not None
@@ -616,7 +609,6 @@ class PolicyMap(MutableMapping[str, Policy]):
             return archive.find(archive.frozen, self._policies) if archive.is_kept else []
 
     def _open(self, policy_id: str) -> None:
-        """Creates an unloaded policy from the stash."""
         entry = self._store.unloaded[policy_id]
         policy = self._store.make(policy_id)
         state, is_own = policy.driver.state, self._store.owns(entry)
@@ -643,7 +635,6 @@ class _Values(ValuesView[Policy]):
 
 
 def _release(policy: Any, state: PolicyState) -> Callable[[], None]:
-    """Returns a callback for the eviction of a policy's variables from memory."""
     return functools.partial(policy.driver.program.runtime.release, state)
 
 

@@ -194,10 +194,7 @@ class _Given(NamedTuple):
 def _grouped(
     policies: Mapping[str, Policy], given: _Given, explore: bool | None
 ) -> tuple[_Groups, list[tuple[str, Policy]]]:
-    """Returns checked calls by Program, runtime and exploration, and policies that act separately.
-
-    Nothing is changed.
-    """
+    """Returns checked calls by Program, runtime and exploration, and all other policies."""
     groups: _Groups = {}
     others: list[tuple[str, Policy]] = []
     for policy_id, obs in given.obs_batches.items():
@@ -282,11 +279,7 @@ def _outputs_together(
 def _drawn(
     calls: Sequence[_Call], longest: int, explore: bool, timestep: int | None
 ) -> tuple[list[PolicyState], np.ndarray, np.ndarray]:
-    """Counts the rows of each call and draws its noise.
-
-    Returns:
-        The states to act with, the noise `[P, N, noise_size]`, the parameters `[P, num_params]`.
-    """
+    """Counts the rows of each call; returns states, noise `[P, N, noise_size]` and parameters."""
     first = calls[0][1]
     explorer = first.program.spec.explorer
     noise = np.zeros((len(calls), longest, explorer.noise_size), np.float32)
