@@ -287,7 +287,7 @@ class PolicyKind(Policy):
         return 1
 
     def _followed(self, follows: np.ndarray) -> np.ndarray:
-        """Returns after which of the next updates target networks move, given where it is due."""
+        """Returns which of the due target updates `[K]` happen; all by default."""
         return follows
 
     def _adapt(self, result: Mapping[str, Any]) -> None:

@@ -745,8 +745,8 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
         The policies must be of this class or of subclasses of it; `Policy` accepts all. Nothing in
         the file is executed. To load a class of your own, call this method on it. Pass in `config`
-        what a file cannot store (a custom distribution, a model that Keras cannot rebuild). A
-        policy needs its callbacks only for training, and raises if they are missing then.
+        objects that a file cannot store (a custom distribution, a model that Keras cannot rebuild).
+        A policy needs its callbacks only for training, and raises if they are missing then.
 
         Args:
             checkpoint: the folder, or the result of `Algorithm.save`.

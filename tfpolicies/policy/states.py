@@ -1,4 +1,4 @@
-"""State dicts of policies with a Program: reads and restores them, and validates given arrays."""
+"""State dicts of policies with a Program: reads, validates and restores them."""
 
 from __future__ import annotations
 
