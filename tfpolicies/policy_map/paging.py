@@ -119,7 +119,7 @@ class Pager:
         self._lock = threading.RLock()
         self._pages: dict[PolicyState, Page] = {}
         self._in_memory: set[Page] = set()
-        self._order: list[tuple[int, int, Page]] = []  # a heap: (last use, tie-breaker, page)
+        self._order: list[tuple[int, int, Page]] = []  # a heap: (last use, tie-breaker, entry)
         self._tickets = itertools.count()
         self._bytes = 0
         self._mapped = 0  # frozen states in memory
@@ -293,7 +293,7 @@ class Pager:
         return not is_free and self._bytes + cost > self.capacity_bytes  # type: ignore[operator]
 
     def _victim(self) -> Page | None:
-        """Returns the least recently used page to evict, with its state's lock acquired."""
+        """Returns the least recently used entry to evict, with its state's lock acquired."""
         passed = []
         try:
             while self._order:
@@ -312,7 +312,7 @@ class Pager:
                 self._note(page)
 
     def _mapped_victim(self) -> Page | None:
-        """Returns the frozen page to evict next, with its state's lock acquired."""
+        """Returns the frozen entry to evict next, with its state's lock acquired."""
         mapped = (page for page in self._in_memory if page.is_frozen)
         oldest_first = sorted(mapped, key=lambda page: page.state.last_used)
         return next(filter(_take_lock, oldest_first), None)

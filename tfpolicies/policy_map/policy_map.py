@@ -503,7 +503,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         self._page(policy_id, self._pager.evict)
 
     def _page(self, policy_id: str, do: Callable[[Any], None]) -> None:
-        """Calls a method of the pager with a policy's state, if it has one."""
+        """Calls a method of the cache with a policy's state, if it has one."""
         with self._lock:
             state = self._own_state(policy_id)
             if state is not None:
