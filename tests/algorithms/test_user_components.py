@@ -46,7 +46,7 @@ def test_a_policy_whose_class_has_lost_a_hyperparameter_is_refused(tmp_path, mon
     monkeypatch.setitem(globals(), "Growing", Grown)
     make(Grown).export_checkpoint(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="or it lacks a hyper-parameter"):
+    with pytest.raises(CheckpointError, match="or a hyper-parameter is missing"):
         Growing.from_checkpoint(tmp_path)
 
 

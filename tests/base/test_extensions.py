@@ -256,14 +256,14 @@ def test_a_memory_of_another_form_is_converted_there_and_back(register):
     halves = [np.full((1, 2), 0.5, np.float32), np.full((1, 2), -0.5, np.float32)]
     joined = [np.array([[0.5, 0.5, -0.5, -0.5]])]
     obs = np.zeros((1, *OBS.shape), np.float32)
-    with pytest.raises(UsageError, match="a memory of 2 arrays, but state_batches has 1"):
+    with pytest.raises(UsageError, match="a recurrent state of 2 arrays, but state_batches has 1"):
         policy.compute_actions(obs, joined, explore=False)
     register(Hooks)
     after = policy.compute_actions(obs, joined, explore=False)[1]
     expected = policy.compute_actions(obs, halves, explore=False)[1]
     assert [part.shape for part in after] == [(1, 4)]
     np.testing.assert_array_equal(after[0], np.concatenate(expected, axis=1))
-    with pytest.raises(UsageError, match="a memory of 2 arrays, but state_batches has 3"):
+    with pytest.raises(UsageError, match="a recurrent state of 2 arrays, but state_batches has 3"):
         policy.compute_actions(obs, joined * 3, explore=False)
 
 

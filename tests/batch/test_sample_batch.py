@@ -71,9 +71,9 @@ def test_count_is_the_sum_of_seq_lens_or_the_columns_length():
 
 
 def test_ragged_columns_are_refused_with_the_column_and_both_lengths():
-    with pytest.raises(BatchError, match=r"'rewards' has 3 and 'obs' asks for 2"):
+    with pytest.raises(BatchError, match=r"'rewards' has 3 and 'obs' requires 2"):
         SampleBatch(obs=[1, 2], rewards=[1, 2, 3])
-    with pytest.raises(BatchError, match="'obs' has 5 and 'seq_lens' asks for 6"):
+    with pytest.raises(BatchError, match="'obs' has 5 and 'seq_lens' requires 6"):
         SampleBatch(obs=np.zeros(5), seq_lens=[2, 4])
     with pytest.raises(BatchError, match="'infos'"):
         SampleBatch(obs=[1, 2], infos=[{}])
@@ -316,7 +316,7 @@ def test_shuffle_keeps_rows_together_and_follows_its_generator():
     assert batch["obs"]["b"][0][:, 0].tolist() == (order * 2).tolist()
     assert [info["i"] for info in batch["infos"]] == order.tolist()
     assert sorted(six_rows().shuffle()["rewards"]) == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match="hang together"):
+    with pytest.raises(ValueError, match="depend on each other"):
         two_sequences().shuffle()
 
 
@@ -573,7 +573,7 @@ def test_a_lone_default_policy_converts_to_a_sample_batch():
     single = SampleBatch(obs=[1, 2])
     assert convert_ma_batch_to_sample_batch(single.as_multi_agent()) is single
     assert convert_ma_batch_to_sample_batch(single) is single
-    with pytest.raises(ValueError, match="alone"):
+    with pytest.raises(ValueError, match="no other policy"):
         convert_ma_batch_to_sample_batch(MultiAgentBatch({"p": single}, 2))
 
 

@@ -79,7 +79,7 @@ def test_nested_columns_and_those_that_are_seen_as_they_are():
 
 def test_a_source_that_nobody_collected_is_named():
     trajectories = Trajectories(ONE)
-    with pytest.raises(MissingColumnError, match=r"'y' is made of the column 'z'.*there are.*'x'"):
+    with pytest.raises(MissingColumnError, match=r"'y' needs the column 'z'.*there are.*'x'"):
         trajectories.views({"x": FIVE}, {"y": ViewRequirement("z")})
     assert trajectories.views({"x": FIVE}, {"y": ViewRequirement()}) == {}  # postprocessing's
 

@@ -130,10 +130,10 @@ def attention():
     "memory", [[], [np.zeros((3, 4))], [np.zeros((2, 4))] * 3, [np.zeros(4)], [None]]
 )
 def test_other_memories_are_refused_as_before(memory, attention):
-    with pytest.raises(UsageError, match=r"a memory of 2 arrays"):
+    with pytest.raises(UsageError, match=r"a recurrent state of 2 arrays"):
         attention.compute_actions(FIVE[:1], memory)
 
 
 def test_windows_need_the_names_for_ported_code(no_extensions, attention):
-    with pytest.raises(UsageError, match=r"a memory of 2 arrays"):
+    with pytest.raises(UsageError, match=r"a recurrent state of 2 arrays"):
         attention.compute_single_action(FIVE[0], [np.zeros((2, 4))])

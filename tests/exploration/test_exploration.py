@@ -411,9 +411,9 @@ def test_types_are_names_classes_and_paths():
     ("space", "config", "message"),
     [
         (DISCRETE, {"type": "EpsilonGredy"}, "Did you mean 'EpsilonGreedy'"),
-        (DISCRETE, {"type": "no.such.Module"}, "no strategy"),
-        (DISCRETE, {"type": "json.JSONDecoder"}, "no strategy"),
-        (DISCRETE, {"type": dict}, "no strategy"),
+        (DISCRETE, {"type": "no.such.Module"}, "not a strategy"),
+        (DISCRETE, {"type": "json.JSONDecoder"}, "not a strategy"),
+        (DISCRETE, {"type": dict}, "not a strategy"),
         (DISCRETE, "EpsilonGreedy", "must be a dict"),
         (DISCRETE, {"type": "EpsilonGreedy", "inital_epsilon": 1}, "mean 'initial_epsilon'"),
         (DISCRETE, {"type": "PerWorkerEpsilonGreedy", "epsilon": 1}, "final_epsilon"),

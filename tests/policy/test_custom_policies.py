@@ -239,7 +239,7 @@ def test_an_action_that_is_not_normalised_warns_once_and_is_clipped(caplog):
             worker.sample()
             worker.sample()
     (line,) = caplog.messages
-    assert "gave the action 3," in line
+    assert "returned the action 3," in line
     assert "environment(normalize_actions=False)" in line
     np.testing.assert_allclose(worker.env.taken[0], [4.0, 0.0], atol=1e-6)
 
@@ -249,7 +249,7 @@ def test_the_number_that_is_told_is_one_that_is_scaled(caplog):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         worker_of(doing(100.0, 3.0), lambda: Line(space)).sample()
     (line,) = caplog.messages
-    assert "gave the action 3," in line
+    assert "returned the action 3," in line
 
 
 @pytest.mark.parametrize("given", [(None, None), ([], None), (None, {}), (np.zeros(2), {})])
@@ -258,7 +258,7 @@ def test_what_compute_actions_returns_beside_actions_is_asked_for_in_its_form(gi
         def compute_actions(self, obs_batch, state_batches=None, **kwargs):
             return super().compute_actions(obs_batch).actions, *given
 
-    words = r"Short.compute_actions must return .*without a memory \(actions, \[\], \{\}\)"
+    words = r"Short.compute_actions must return .*without a recurrent state \(actions, \[\], \{\}\)"
     with pytest.raises(UsageError, match=words):
         worker_of(Short).sample()
 

@@ -129,7 +129,7 @@ def test_choices_that_are_not_of_their_space_are_refused_by_row_and_range(space,
     policy = factories.make(obs=space)
     policy.compute_actions(np.array([good, good]))
     for act in everywhere(policy, np.array([good, bad])):
-        with pytest.raises(ObservationError, match="Choices must be of their space"):
+        with pytest.raises(ObservationError, match="Choices must be in their space"):
             act()
     with pytest.raises(ObservationError, match=words):
         policy.compute_actions(np.array([good, bad]))

@@ -334,7 +334,9 @@ def test_one_line_says_once_for_each_class_what_runs(caplog):
             make(own)
         make()
     (line,) = caplog.messages
-    assert line.startswith("OwnPPOTF2Policy overrides compute_actions, learn_on_batch: this runs")
+    assert line.startswith(
+        "OwnPPOTF2Policy overrides compute_actions, learn_on_batch: this replaces"
+    )
 
 
 def test_a_memory_of_ones_own_is_asked_for_in_each_episode():

@@ -299,7 +299,7 @@ def test_an_action_that_does_not_exist_or_rows_that_differ_are_refused():
     for wrong in (2, -1):
         with pytest.raises(ObservationError, match=rf"from 0 to 1 .* got {wrong}"):
             policy.compute_log_likelihoods([0, wrong], np.zeros((2, 3)))
-    with pytest.raises(BatchError, match="3 actions were given for 2"):
+    with pytest.raises(BatchError, match="Got 3 actions for 2"):
         policy.compute_log_likelihoods([0, 1, 0], np.zeros((2, 3)))
 
 
@@ -548,7 +548,7 @@ def test_hyper_parameters_belong_to_one_policy():
     first.set_hyper("lr", 0.5)
     assert (first.hyper("lr"), second.hyper("lr")) == (0.5, pytest.approx(0.1))
     assert first.learn_on_batch(batch_for(first, 4))["learner_stats"]["cur_lr"] == 0.5
-    with pytest.raises(ConfigError, match="'seed' is no hyper-parameter; those are lr, gamma"):
+    with pytest.raises(ConfigError, match="'seed' is not a hyper-parameter; those are lr, gamma"):
         first.set_hyper("seed", 1)
     for wrong in (float("nan"), "fast", True):
         with pytest.raises(ConfigError, match="lr must be a number or None"):

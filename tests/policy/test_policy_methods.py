@@ -81,7 +81,7 @@ def test_compute_log_likelihoods(policy_class):
     actions, _, extras = policy.compute_actions(OBS)
     found = policy.compute_log_likelihoods(actions, OBS)
     np.testing.assert_allclose(found, extras["action_logp"], atol=1e-6)
-    with pytest.raises(BatchError, match="3 actions were given for 4"):
+    with pytest.raises(BatchError, match="Got 3 actions for 4"):
         policy.compute_log_likelihoods(actions[:3], OBS)
 
 

@@ -87,9 +87,13 @@ def test_initial_states_are_a_state():
 @pytest.mark.parametrize("state", [[np.zeros(3)], {"state_0": np.zeros((1, 4))}, 3, "now"])
 def test_a_state_of_something_else_is_refused(state):
     policy = make(PPOTF2Policy, PAIR, spaces.Discrete(2), model=LSTM)
-    with pytest.raises(UsageError, match=r"state must be what the last call of predict returned"):
+    with pytest.raises(
+        UsageError, match=r"state must be the state that the last call of predict returned"
+    ):
         policy.predict([0.0, 0.0], state)
-    with pytest.raises(UsageError, match=r"state must be what the last call of predict returned"):
+    with pytest.raises(
+        UsageError, match=r"state must be the state that the last call of predict returned"
+    ):
         policy.predict([[0.0, 0.0]] * 2, policy.predict([0.0, 0.0])[1])
 
 

@@ -345,7 +345,7 @@ def test_a_view_that_cannot_be_made_is_named(name, view, words):
 
 def test_a_source_that_nobody_collects_is_named():
     worker = worker_of(ByHand, {"x": ("nothing", [-1])})
-    with pytest.raises(MissingColumnError, match="view 'x' is made of the column 'nothing'"):
+    with pytest.raises(MissingColumnError, match="view 'x' needs the column 'nothing'"):
         worker.sample()
 
 

@@ -356,7 +356,7 @@ def test_a_deleted_policy_stays_usable_and_may_join_another_map():
     assert other["a"] is a
     assert other.statistics.policies == 0
     for call in (other.evict, other.pin, other.freeze):
-        with pytest.raises(UsageError, match=r"guest.*another PolicyMap"):
+        with pytest.raises(UsageError, match=r"shared.*another PolicyMap"):
             call("a")
     assert other.copy_policy("a", "b") is not a
     del other["a"], other["b"]
@@ -561,9 +561,9 @@ def test_hand_written_policies_stay_in_memory():
     m.flush()
     with pytest.raises(UsageError, match="cannot be frozen"):
         m.freeze("one")
-    with pytest.raises(UsageError, match="no hyper-parameters"):
+    with pytest.raises(UsageError, match="no known hyper-parameters"):
         m.perturb("one", "lr")
-    with pytest.raises(UsageError, match="no hyper-parameters"):
+    with pytest.raises(UsageError, match="no known hyper-parameters"):
         m.copy_policy("one", "two", lr=0.5)
     assert m.copy_policy("one", "two") is m["two"]
     assert m["two"] is not m["one"]
@@ -734,7 +734,7 @@ def test_a_copy_onto_another_id_of_the_same_policy_parts_them():
 def test_a_copy_that_cannot_be_made_changes_nothing():
     m = map_of("a", "b")
     before = state_of(m["b"])
-    with pytest.raises(ConfigError, match="'lrr' is no hyper-parameter"):
+    with pytest.raises(ConfigError, match="'lrr' is not a hyper-parameter"):
         m.copy_policy("a", "b", lrr=1)
     with pytest.raises(UnknownPolicyError):
         m.copy_policy("x", "b")
@@ -767,7 +767,7 @@ def test_perturbing():
         before = m["a"].hyper("lr")
         assert m.perturb("a", "lr")["lr"] / before in (pytest.approx(0.8), pytest.approx(1.2))
     before = state_of(m["a"])
-    with pytest.raises(ConfigError, match="'lrr' is no hyper-parameter"):
+    with pytest.raises(ConfigError, match="'lrr' is not a hyper-parameter"):
         m.perturb("a", "lr", "lrr")
     same(before, state_of(m["a"]))
 
@@ -1052,7 +1052,7 @@ def test_a_class_of_ones_own_is_given_to_the_map(tmp_path):
         m["a"] = make(Own)
         m["b"] = make()
     with PolicyMap(path=tmp_path) as m:
-        with pytest.raises(StashError, match=r"'a' cannot be made.*policy_classes"):
+        with pytest.raises(StashError, match=r"'a' cannot be loaded.*policy_classes"):
             _ = m["a"]
         assert isinstance(m["b"], PPOTF2Policy)  # others are not concerned
         m.flush()
@@ -1082,7 +1082,7 @@ def test_frozen_policies_are_seen_by_maps_of_the_same_path(tmp_path):
     assert one["b"].get_weights()
     two["main"] = make(seed=4)
     two.copy_policy("main", "b")
-    with pytest.raises(StashError, match="Another policy was frozen as 'b'"):
+    with pytest.raises(StashError, match="Another policy was already frozen as 'b'"):
         two.freeze("b")
     assert not two["b"].driver.is_frozen
     two.copy_policy("a", "c")

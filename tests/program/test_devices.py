@@ -273,7 +273,7 @@ def test_a_checkpoint_finds_its_device_again_and_one_line_says_so(fresh, caplog,
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
     assert restored.devices == ["/gpu:0"]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "learned on the CPU, and num_gpus=1 has it learn on the GPU" in line
+    assert "learned on the CPU; with num_gpus=1 it now learns on the GPU" in line
 
 
 @pytest.mark.core

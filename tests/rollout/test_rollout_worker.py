@@ -606,8 +606,8 @@ class Scripted(Policy):
     ("script", "words"),
     [
         ([None], r"must return \(actions, state_outs, extras\).* Got None"),
-        ([([0, 1, 1], [], {})], r"got \d observations, but gave actions of the shape .3,."),
-        ([([0], [], {"x": [1.0, 2.0, 3.0]})], r"but gave x of the shape .3,."),
+        ([([0, 1, 1], [], {})], r"got \d observations, but returned actions of the shape .3,."),
+        ([([0], [], {"x": [1.0, 2.0, 3.0]})], r"but returned x of the shape .3,."),
         ([([0], [], {"x": [1.0]}), ([0], [], {})], r"gave the columns .* but .*'x'"),
         ([([0], [], {}), ([0], [], {"x": [1.0]})], r"gave the columns .*'x'.* but "),
     ],

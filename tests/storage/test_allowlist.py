@@ -402,7 +402,7 @@ def test_a_policy_is_loaded_by_its_class_and_those_above(saved, tmp_path):
         assert type(kind.from_checkpoint(folder)) is PPOTF2Policy
     for kind in (DQNTF2Policy, PPOTF1Policy, OwnPolicy):
         words = (
-            f"class PPOTF2Policy, but is to be loaded as {kind.__name__}. Call "
+            f"class PPOTF2Policy, but should be loaded as {kind.__name__}. Call "
             "PPOTF2Policy.from_checkpoint(path) or Policy.from_checkpoint(path)"
         )
         with pytest.raises(CheckpointError, match=re.escape(words)):

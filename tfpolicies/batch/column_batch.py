@@ -1,4 +1,4 @@
-"""A dict of columns of equal length, cut into sequences or not: the storage of a `SampleBatch`."""
+"""Dict of columns of equal length, optionally in sequences: the storage of a `SampleBatch`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tfpolicies.type_aliases import Scalar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_Slice = slice  # the class below has a method of that name
+_Slice = slice  # the class below has a method named `slice`
 _ATTRIBUTES = ("layout", "raw_is_training", "num_grad_updates", "_slices_by_sequence")
 _KEY_SETS = ("accessed_keys", "added_keys", "deleted_keys")
 
 
 class ColumnBatch(dict):
-    """Columns by name; `SampleBatch` documents it. Every change is checked before it is made."""
+    """Columns by name; `SampleBatch` documents it. Every change is validated first."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ColumnBatch(dict):
     def _store_columns(self, columns: dict[str, Any], layout: Layout) -> None:
         """Replaces all columns and their layout at once, after checking that they fit together.
 
-        Nothing is converted, and the three sets of recorded keys are left alone.
+        Nothing is converted, and the three sets of recorded keys do not change.
 
         Raises:
             BatchError: if the columns' lengths differ; nothing is changed then.
@@ -75,15 +75,15 @@ class ColumnBatch(dict):
 
     @property
     def count(self) -> int:
-        """The number of rows; padding does not count. It follows every change of the batch.
+        """The number of rows, without padding. It follows every change of the batch.
 
         Raises:
-            BatchError: inside a trace, where the number of rows is not known.
+            BatchError: inside a trace, where the number of rows is unknown.
         """
         if self._count is None:
             raise BatchError(
-                "The number of rows must be known to be counted, but these columns are tensors of "
-                "unknown length. Use `tf.shape(column)[0]` inside traced code."
+                "Rows cannot be counted, because these columns are tensors of unknown length. Use "
+                "`tf.shape(column)[0]` inside traced code."
             )
         return self._count
 
@@ -105,7 +105,7 @@ class ColumnBatch(dict):
 
     @property
     def max_seq_len(self) -> int | None:
-        """The length that sequences are padded to, or the longest one's; None without any."""
+        """The padded length of sequences, or that of the longest one; None without sequences."""
         lengths = super().get(SEQ_LENS)
         if isinstance(lengths, np.ndarray):
             return self.layout.width(lengths)
@@ -151,7 +151,7 @@ class ColumnBatch(dict):
             self.set_training(value)
             return
         new = _layout.as_columns({key: value})
-        if not new:  # `seq_lens` that name no sequence
+        if not new:  # empty `seq_lens`
             self.pop(key, None)
             return
         self._count = _layout.checked_count({**self, **new}, self.layout)
@@ -184,7 +184,7 @@ class ColumnBatch(dict):
     def update(self, *args: object, **columns: Column) -> None:
         """Sets many columns at once; if it sets all of them, their common length may change.
 
-        The three sets of recorded keys are left alone.
+        The three sets of recorded keys do not change.
 
         Raises:
             BatchError: if the columns do not fit together; the batch is unchanged then.
@@ -202,7 +202,7 @@ class ColumnBatch(dict):
         return self[key]
 
     def pop(self, key: str, *default: object) -> Any:
-        """Deletes a column and returns it; returns `default`, if given, where there is none."""
+        """Deletes a column and returns it; returns `default`, if given, if there is none."""
         if key not in self and default:
             return default[0]
         value = self[key]
@@ -252,17 +252,17 @@ class ColumnBatch(dict):
     def slice(
         self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
     ) -> Self:
-        """Returns the rows `start` to `end - 1`, as views where nothing is padded.
+        """Returns the rows `start` to `end - 1`, as views unless padding is added.
 
         Without `seq_lens` this is `self[start:end]`. With it, sequences are cut: `seq_lens` is
-        shortened, and `state_in_*` keeps a row for each sequence touched. A negative `start` then
-        asks for that many rows of zeros in front.
+        shortened, and `state_in_*` keeps one row for each sequence that has rows in the result. A
+        negative `start` adds that many rows of zeros in front.
 
         Args:
             start: the first row.
-            end: the row after the last one; the batch's end limits it.
-            state_start: the first sequence whose state is kept; found if None.
-            state_end: the sequence after the last such one; given if `state_start` is.
+            end: the row after the last one; limited to the batch's end.
+            state_start: the first sequence whose state is kept; computed if None.
+            state_end: the sequence after the last such one; required with `state_start`.
 
         Raises:
             BatchUsageError: if the states do not cover the rows, or only one bound is given.
@@ -291,18 +291,18 @@ class ColumnBatch(dict):
         return self._derived(_layout.cut_sequences(dict(self), start, end, states))
 
     def enable_slicing_by_batch_id(self) -> None:
-        """Lets `batch[i:j]` choose sequences instead of rows."""
+        """Makes `batch[i:j]` select sequences instead of rows."""
         self._slices_by_sequence = True
 
     def disable_slicing_by_batch_id(self) -> None:
-        """Lets `batch[i:j]` choose rows again."""
+        """Makes `batch[i:j]` select rows again."""
         self._slices_by_sequence = False
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields each row as a dict of single values, without padding, nesting kept.
+        """Yields each row as a dict of single values, without padding, with its nesting.
 
-        In a batch with sequences `seq_lens` is 1, and `state_in_*` is the state at the beginning
-        of the row's sequence.
+        In a batch with sequences `seq_lens` is 1, and `state_in_*` is the state at the start of the
+        row's sequence.
         """
         columns = map_columns(_layout.batch_major, _same, self) if self.time_major else dict(self)
         lengths = columns.get(SEQ_LENS)
@@ -319,14 +319,14 @@ class ColumnBatch(dict):
         """Returns the columns of these names, in this order."""
         return [self[key] for key in keys]
 
-    # -- the whole -------------------------------------------------------------------------------
+    # -- copies ----------------------------------------------------------------------------------
 
     def copy(self, shallow: bool = False) -> Self:
-        """Returns a batch with the same columns and with attributes and key sets of its own.
+        """Returns a batch with the same columns and with separate attributes and key sets.
 
         Args:
             shallow: whether the arrays are shared with this batch. A deep copy owns its arrays;
-                what lists hold (the dicts in `infos`) is shared in both.
+                items of lists (the dicts in `infos`) are shared in both.
         """
         columns = dict(self) if shallow else map_columns(_copied, _copied, self)
         new = _restore(type(self), columns, self._state())
@@ -334,7 +334,6 @@ class ColumnBatch(dict):
         return new
 
     def _derived(self, columns: dict[str, Any]) -> Self:
-        """Returns a batch of other rows of this one."""
         layout = self.layout
         if layout.is_rectangular and layout.max_seq_len is None:
             layout = layout._replace(max_seq_len=self.max_seq_len)
@@ -344,7 +343,7 @@ class ColumnBatch(dict):
         return new
 
     def size_bytes(self) -> int:
-        """Returns the memory of all columns in bytes; of a list, that of the list itself."""
+        """Returns the memory of all columns in bytes; for a list, that of the list itself."""
         leaves = iterate_leaves(self)
         return sum(int(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf)) for leaf in leaves)
 
@@ -353,15 +352,15 @@ class ColumnBatch(dict):
         return state | {name: set(getattr(self, name)) for name in _KEY_SETS}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), dict(self), self._state())  # the interceptor stays behind
+        return _restore, (type(self), dict(self), self._state())  # without the interceptor
 
     # -- interceptor and training ----------------------------------------------------------------
 
     def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
-        """Lets every value read by `batch[key]` pass through `fn`, once per key.
+        """Passes every value read by `batch[key]` through `fn`, once per key.
 
-        `items()` and `values()` give the stored values. A value set afterwards is returned as it
-        was set. Pickling leaves `fn` out.
+        `items()` and `values()` return the stored values. A value set afterwards is returned as it
+        was set. `fn` is not pickled.
         """
         if fn is not self.get_interceptor:
             self._intercepted.clear()
@@ -369,7 +368,7 @@ class ColumnBatch(dict):
 
     @property
     def is_training(self) -> Any:
-        """Whether the batch is meant for a training pass."""
+        """Whether the batch is for a training pass."""
         if self.get_interceptor is None or not isinstance(self.raw_is_training, bool):
             return self.raw_is_training
         if "is_training" not in self._intercepted:
@@ -409,7 +408,7 @@ def _copied(leaf: Leaf) -> Any:
 
 
 def join_columns(batches: Sequence[ColumnBatch]) -> tuple[dict[str, Any], Layout]:
-    """Returns the joined columns of at least one batch, none of them empty, and their layout.
+    """Returns the concatenated columns and the layout of one or more non-empty batches.
 
     Raises:
         BatchError: if the batches differ in columns, shapes or layout. A missing column is a
@@ -435,15 +434,15 @@ def _common_layout(batches: Sequence[ColumnBatch]) -> Layout:
         values = [getattr(batch, name) for batch in batches]
         if len(set(values)) > 1:
             raise BatchError(
-                f"Batches to be joined must have the same `{name}`, but theirs are {values}. "
-                "Join them before they are padded or transposed."
+                f"Batches to be joined must have the same `{name}`, but have {values}. Join them "
+                "before they are padded or transposed."
             )
     lengths = [batch.max_seq_len for batch in batches]
     some_have_none = None in lengths and set(lengths) != {None}
     if some_have_none or (first.is_rectangular and len(set(lengths)) > 1):
         raise BatchError(
-            "Batches to be joined must all have sequences or none, padded ones of one length, but "
-            f"their `max_seq_len` are {lengths}. Join them before they are padded."
+            "Batches to be joined must all have sequences, padded to one length, or all have none, "
+            f"but their `max_seq_len` are {lengths}. Join them before they are padded."
         )
     return first._replace(max_seq_len=lengths[0] if first.is_rectangular else None)
 

@@ -1,6 +1,6 @@
-"""How the columns of a batch lie in memory, and whether they fit together.
+"""Layout of the columns of a batch, and checks that columns fit together.
 
-Plain functions over dicts of columns; the classes that own such dicts are in `column_batch.py` and
+Functions over dicts of columns; the classes that own such dicts are in `column_batch.py` and
 `sample_batch.py`.
 """
 
@@ -35,7 +35,7 @@ STATE_OUT = "state_out_"
 
 
 class Layout(NamedTuple):
-    """Where the rows of a batch stand."""
+    """Positions of the rows of a batch in its columns."""
 
     time_major: bool = False  # columns are [T, B, ...] instead of [B * T, ...]
     zero_padded: bool = False  # every sequence takes `max_seq_len` rows
@@ -43,23 +43,23 @@ class Layout(NamedTuple):
 
     @property
     def is_rectangular(self) -> bool:
-        """Whether every sequence takes the same room."""
+        """Whether every sequence has the same number of stored rows."""
         return self.time_major or self.zero_padded
 
     def width(self, lengths: np.ndarray) -> int:
-        """Returns how many rows each sequence takes where they are padded."""
+        """Returns the number of stored rows per padded sequence."""
         return int(lengths.max()) if self.max_seq_len is None else self.max_seq_len
 
     def as_keywords(self) -> dict[str, Any]:
-        """Returns the private keywords that give a new batch this layout."""
+        """Returns the private keyword arguments that give a new batch this layout."""
         return {f"_{name}": value for name, value in self._asdict().items()}
 
 
 def as_columns(raw: Columns) -> dict[str, Any]:
-    """Returns `raw` with numbers and lists made arrays; arrays and tensors are not copied.
+    """Returns `raw` with numbers and lists converted to arrays; arrays and tensors are not copied.
 
-    `infos` stays a list. `seq_lens` becomes int32 [num_seqs], also of [num_seqs, 1]; one that names
-    no sequence is dropped. A list of rows of different shapes becomes an array of objects.
+    `infos` stays a list. `seq_lens` becomes int32 [num_seqs], also from [num_seqs, 1]; an empty one
+    is dropped. A list of rows of different shapes becomes an array of objects.
 
     Raises:
         BatchUsageError: if a key is not a string.
@@ -108,15 +108,15 @@ def _as_seq_lens(value: Column | None) -> Any:
         return None
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
         raise BatchError(
-            f"{SEQ_LENS!r} must be whole numbers from 0, one per sequence, but got {value!r}."
+            f"{SEQ_LENS!r} must be integers >= 0, one per sequence, but got {value!r}."
         )
     return lengths.astype(np.int32, copy=False)
 
 
 def checked_count(columns: Columns, layout: Layout) -> int | None:
-    """Returns the number of rows, padding apart; None where a trace does not know it.
+    """Returns the number of rows, without padding; None if unknown inside a trace.
 
-    Infos and memories alone are no rows, and a number belongs to all of them.
+    Infos and states do not count as rows without other columns, and a number applies to all rows.
 
     Raises:
         BatchError: if the columns' lengths differ, naming the column and both lengths.
@@ -139,7 +139,7 @@ def checked_count(columns: Columns, layout: Layout) -> int | None:
             elif rows is not None and rows != expected:
                 raise BatchError(
                     f"All columns of a batch must have the same number of rows, but {name!r} has "
-                    f"{rows} and {source!r} asks for {expected} ({layout}). Cut or pad the "
+                    f"{rows} and {source!r} requires {expected} ({layout}). Cut or pad the "
                     "column; `update` replaces several columns at once."
                 )
     if total is not None or (SEQ_LENS in columns and layout.is_rectangular):
@@ -149,9 +149,9 @@ def checked_count(columns: Columns, layout: Layout) -> int | None:
 
 
 def _rows_of_arrays(columns: Columns, layout: Layout) -> int | None:
-    """Returns the length of arrays that are rows; None where that is not all there is to see.
+    """Returns the common length of plain arrays; None if a full check is needed.
 
-    Most batches are such: they cost a fraction of a closer look.
+    A fast path: it covers most batches.
     """
     if SEQ_LENS in columns or layout.time_major:
         return None
@@ -170,7 +170,7 @@ def _arrays(column: Column) -> list[Any]:
 
 
 def _counting_order(name: str) -> int:
-    """The columns that rank low give the length that the others are held against."""
+    """Returns the rank of a column: columns of lower rank determine the expected length."""
     if name == INFOS or name.startswith(STATE_OUT):
         return 1
     return 2 if name.startswith(STATE_IN) else 0
@@ -189,7 +189,7 @@ def _stored_rows(lengths: np.ndarray, layout: Layout) -> int:
 
 
 def _states_fit(columns: Columns, name: str) -> bool:
-    """Whether the column holds one state per sequence (the other choice is one per row)."""
+    """Whether the column has one state per sequence, not one per row."""
     lengths = columns.get(SEQ_LENS)
     if lengths is None or not isinstance(lengths, np.ndarray):
         return lengths is not None
@@ -210,7 +210,7 @@ def _leaf_rows(name: str, leaf: np.ndarray, layout: Layout) -> int | None:
 
 def by_axis(columns: Columns) -> Iterator[tuple[str, Any, bool]]:
     """Yields each column's name, value and whether it has one entry per sequence, not per row."""
-    columns = dict(columns)  # reading a batch itself would be recorded and intercepted
+    columns = dict(columns)  # reading from a batch would be recorded and intercepted
     for name, column in columns.items():
         per_sequence = name == SEQ_LENS or (
             name.startswith(STATE_IN) and _states_fit(columns, name)
@@ -223,7 +223,7 @@ def map_columns(
 ) -> dict[str, Any]:
     """Applies one function to the leaves with an entry per row, another to those per sequence.
 
-    Single numbers stay as they are.
+    Single numbers are unchanged.
     """
 
     def of_all(function: LeafFunction) -> LeafFunction:
@@ -264,8 +264,8 @@ def slice_sequences(columns: Columns, layout: Layout, first: int, last: int) -> 
 def cut_sequences(columns: Columns, start: int, stop: int, states: slice | None) -> dict[str, Any]:
     """Returns rows `start` to `stop - 1` of an unpadded batch, cutting its sequences.
 
-    A negative `start` puts that many rows of zeros (None in lists) in front. `states` chooses the
-    sequences whose states are kept; None means those that the rows lie in.
+    A negative `start` adds that many rows of zeros (None in lists) in front. `states` selects the
+    sequences whose states are kept; None means those that contain the rows.
 
     Raises:
         BatchUsageError: if `states` does not cover the rows.
@@ -288,7 +288,7 @@ def cut_sequences(columns: Columns, start: int, stop: int, states: slice | None)
             raise BatchUsageError(
                 f"The sequences [{states.start}:{states.stop}] must cover the {wanted} rows "
                 f"[{start}:{stop}], but their lengths are {lengths[states].tolist()}. Leave "
-                "`state_start` and `state_end` out to have them found."
+                "`state_start` and `state_end` out to compute them."
             )
     cut = map_columns(
         lambda leaf: _padded_left(leaf[low:high], padding), lambda leaf: leaf[states], columns

@@ -1,8 +1,8 @@
-"""The arrays inside a column.
+"""Functions for the arrays inside of columns.
 
 A column is one array, or a dict or tuple of columns (observations of a Dict or Tuple space). Its
-arrays are the *leaves*. A list is a leaf too (`infos` is one). Leaves that are neither NumPy arrays
-nor lists (tensors) are handed through untouched where that is possible.
+arrays are the *leaves*. A list is also a leaf (`infos` is one). Leaves that are neither NumPy
+arrays nor lists (tensors) are passed through unchanged where possible.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def map_leaves(function: LeafFunction, column: Column) -> Any:
 
 
 def unbatched(column: Column) -> list[Any]:
-    """Returns the rows of a column, each nested alike.
+    """Returns the rows of a column as a list, each with the same nesting.
 
     >>> unbatched({"a": np.array([1, 2])})
     [{'a': np.int64(1)}, {'a': np.int64(2)}]
@@ -51,7 +51,7 @@ def unbatched(column: Column) -> list[Any]:
 
 
 def with_batch_axis(value: Structure) -> Any:
-    """Returns one observation or action as a batch of one row, whatever its nesting.
+    """Returns one observation or action, possibly nested, as a batch of one row.
 
     >>> with_batch_axis({"a": 3})
     {'a': array([3])}
@@ -64,7 +64,7 @@ def with_batch_axis(value: Structure) -> Any:
 
 
 def first_row(value: Structure) -> Any:
-    """Returns the first row of a batch, whatever its nesting.
+    """Returns the first row of a batch, possibly nested.
 
     >>> first_row(([7, 8], {"a": [9, 10]}))
     (7, {'a': 9})
@@ -84,7 +84,7 @@ def iterate_leaves(column: Column) -> Iterator[Any]:
 
 
 def as_leaf(value: Any) -> Any:
-    """Returns `value` itself if it is an array or a tensor, otherwise the NumPy array of it.
+    """Returns `value` itself if it is an array or a tensor, otherwise as a NumPy array.
 
     A list of rows of different shapes becomes an array of objects, one per row.
     """
@@ -100,7 +100,7 @@ def as_leaf(value: Any) -> Any:
 
 
 def is_number(leaf: Leaf) -> bool:
-    """Whether a leaf is a single number, which belongs to a whole batch and not to a row.
+    """Whether a leaf is a single number, which applies to a whole batch and not to a row.
 
     >>> is_number(np.asarray(3)), is_number(np.zeros(1)), is_number([])
     (True, False, False)
@@ -126,7 +126,7 @@ def take_rows(leaf: Leaf, indices: np.ndarray) -> Any:
 
 
 def spread_rows(leaf: Leaf, positions: np.ndarray, total: int) -> Any:
-    """Returns `total` rows, row k of `leaf` standing at `positions[k]` and padding elsewhere.
+    """Returns `total` rows, with row k of `leaf` at `positions[k]` and padding elsewhere.
 
     The padding is zero, or None in lists and in columns of objects or text.
 
@@ -153,7 +153,7 @@ def spread_rows(leaf: Leaf, positions: np.ndarray, total: int) -> Any:
 
 
 def padded_positions(seq_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
-    """Returns where each row goes when every sequence is padded to `max_seq_len` rows.
+    """Returns the positions of rows after padding every sequence to `max_seq_len` rows.
 
     >>> padded_positions(np.array([2, 1]), 3)
     array([0, 1, 3])
@@ -187,7 +187,7 @@ def concatenate_columns(name: str, columns: Sequence[Any], axis: int = 0) -> Any
         return [row for leaf in columns for row in leaf]
     if any(isinstance(leaf, PackedColumn) for leaf in columns):
         raise BatchError(
-            f"Columns packed as a whole cannot be joined, but {name!r} is one. "
+            f"Columns packed as a whole cannot be joined, but {name!r} is packed. "
             "Call `decompress_if_needed()` on each batch first."
         )
     if all(is_number(leaf) and leaf == first for leaf in columns):
@@ -208,7 +208,7 @@ def _structure(column: Column) -> list[Any]:
 
 
 def leaves_of(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields each leaf with a path that tells dicts (`obs/a`) from tuples (`obs/[0]`).
+    """Yields each leaf with a path that distinguishes dicts (`obs/a`) from tuples (`obs/[0]`).
 
     >>> dict(leaves_of({"obs": {"a": 1}, "actions": (2, 3)}))
     {'obs/a': 1, 'actions/[0]': 2, 'actions/[1]': 3}

@@ -1,7 +1,6 @@
-"""Arrays as compressed text: zlib inside, base64 outside, a header with dtype and shape.
+"""Compression of arrays to text: zlib, then base64, with a header for dtype and shape.
 
-Text survives JSON and any transport; nothing is pickled, so unpacking a stranger's text runs
-no code.
+Text survives JSON and any transport. Nothing is pickled, so unpacking untrusted text runs no code.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import numpy as np
 from tfpolicies.errors import BatchError
 
 _MARK = "tfpolicies-zlib"
-_LEVEL = 1  # observations repeat themselves: the fastest level already gets most of the gain
+_LEVEL = 1  # observations are repetitive: the fastest level already has most of the gain
 
 
 @dataclass(frozen=True)
 class PackedColumn:
-    """A whole column as one packed text; it knows its rows but cannot be indexed."""
+    """A whole column as one packed text, with a number of rows, but without indexing."""
 
     rows: int
     text: str
@@ -33,7 +32,7 @@ class PackedColumn:
 
     @property
     def shape(self) -> tuple[int]:
-        """One axis of rows."""
+        """The shape `(rows,)`."""
         return (self.rows,)
 
     @property
@@ -69,7 +68,7 @@ def pack(array: np.ndarray) -> str:
 
 
 def unpack(text: str) -> np.ndarray:
-    """Returns the array that `pack` made `text` of; it is writable and owns its memory.
+    """Returns the array that `pack` converted; it is writable and owns its memory.
 
     Raises:
         BatchError: if the text is damaged.
@@ -92,7 +91,7 @@ def unpack(text: str) -> np.ndarray:
 
 
 def pack_leaf(leaf: np.ndarray | list[Any] | PackedColumn, bulk: bool) -> Any:
-    """Packs the rows of a leaf one by one, or all in one if `bulk`; never packs twice."""
+    """Packs each row of a leaf, or the whole leaf with `bulk`; packed leaves are unchanged."""
     if isinstance(leaf, PackedColumn) or len(leaf) == 0 or _has_packed_rows(leaf):
         return leaf
     array = np.asarray(leaf)
@@ -104,7 +103,7 @@ def pack_leaf(leaf: np.ndarray | list[Any] | PackedColumn, bulk: bool) -> Any:
 
 
 def unpack_leaf(leaf: np.ndarray | list[Any] | PackedColumn) -> Any:
-    """Undoes `pack_leaf`; a leaf that is not packed is returned as it is."""
+    """Inverts `pack_leaf`; a leaf that is not packed is returned unchanged."""
     if isinstance(leaf, PackedColumn):
         return unpack(leaf.text)
     if _has_packed_rows(leaf):

@@ -1,7 +1,7 @@
 """Advantages, returns and n-step rewards of trajectories.
 
-`compute_advantages` and `adjust_nstep` work on the batch of one trajectory.
-`generalized_advantages`, `discounted_returns` and `n_step_returns` do all trajectories of many
+`compute_advantages` and `adjust_nstep` process the batch of one trajectory.
+`generalized_advantages`, `discounted_returns` and `n_step_returns` process all trajectories of many
 environments at once.
 
 Generalized advantage estimation: Schulman et al. 2016, arXiv:1506.02438, equation 16:
@@ -23,7 +23,7 @@ from tfpolicies.errors import BatchError, BatchUsageError, UsageError
 
 
 class Postprocessing:
-    """The names of the columns that `compute_advantages` adds."""
+    """Names of the columns that `compute_advantages` adds."""
 
     ADVANTAGES = "advantages"
     VALUE_TARGETS = "value_targets"
@@ -104,16 +104,16 @@ def discount_cumsum(x: ArrayLike, gamma: float) -> np.ndarray:
 
 
 def adjust_nstep(n_step: int, gamma: float, batch: SampleBatch) -> None:
-    """Turns the rows of one trajectory into n-step transitions, in place.
+    """Converts the rows of one trajectory into n-step transitions, in place.
 
     `rewards` become discounted sums over `n_step` rows; `new_obs`, `terminateds` and `truncateds`
     become those of the row `n_step - 1` later. Near the end, the sums have fewer terms and the
-    last row stands in.
+    last row is used.
 
     Args:
         n_step: the number of steps, from 1; 1 changes nothing.
         gamma: the discount per step, in [0, 1].
-        batch: the trajectory, with `rewards` and `new_obs`; its arrays are replaced, not written.
+        batch: the trajectory, with `rewards` and `new_obs`; its arrays are replaced, not modified.
 
     Raises:
         BatchUsageError: if an episode ends before the last row, or the batch has sequences.
@@ -149,19 +149,19 @@ def generalized_advantages(
     gamma: float,
     lambda_: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns GAE's advantages and value targets of N environments' T steps at once.
+    """Returns GAE advantages and value targets for N environments and T steps at once.
 
-    Schulman et al. 2016, arXiv:1506.02438, equation 16. A row holds trajectory pieces one after
+    Schulman et al. 2016, arXiv:1506.02438, equation 16. A row contains trajectory pieces one after
     another. Termination cuts the bootstrap; truncation and the fragment's end keep it.
 
     Args:
         rewards: float32 [N, T].
         values: float32 [N, T], V of the observation before each step.
-        next_values: float32 [N, T], V of the observation that each step reached; not read where
+        next_values: float32 [N, T], V of the observation after each step; not read where
             `terminateds`.
         terminateds: bool [N, T].
         ends: bool [N, T], True at the last step of each piece (terminated, truncated or the
-            fragment's end), so that nothing leaks into the piece before.
+            fragment's end), so that advantages do not leak into the piece before.
         gamma: the discount per step, in [0, 1].
         lambda_: the decay, in [0, 1].
 
@@ -195,13 +195,13 @@ def generalized_advantages(
 def returns_so_far(
     rewards: np.ndarray, ends: np.ndarray, before: np.ndarray, *, gamma: float
 ) -> np.ndarray:
-    """Returns R_t = gamma R_(t-1) + r_t of N environments' T steps at once.
+    """Returns R_t = gamma R_(t-1) + r_t for N environments and T steps at once.
 
     Args:
         rewards: float32 [N, T].
         ends: bool [N, T], True at the last step of each trajectory piece.
         before: float64 [N, T], read at the first step of each piece: R of the step before it, 0
-            where an episode begins.
+            at the start of an episode.
         gamma: the discount per step, in [0, 1].
 
     Returns:
@@ -222,13 +222,13 @@ def returns_so_far(
 def discounted_returns(
     rewards: np.ndarray, ends: np.ndarray, last_values: np.ndarray | float, *, gamma: float
 ) -> np.ndarray:
-    """Returns the discounted returns of N environments' T steps at once, for use without a critic.
+    """Returns the discounted returns of N environments and T steps, for use without a critic.
 
     Args:
         rewards: float32 [N, T].
         ends: bool [N, T], True at the last step of each trajectory piece; the last column always
             counts as one.
-        last_values: what is expected after the last step of a piece, a number for all of them or
+        last_values: the expected return after the last step of a piece, a number for all of them or
             float32 [N, T], read only at the ends.
         gamma: the discount per step, in [0, 1].
 
@@ -257,22 +257,22 @@ def discounted_returns(
 
 
 class NStepReturns(NamedTuple):
-    """What n-step transitions of N environments' T steps are made of; all new arrays [N, T]."""
+    """The n-step transitions of N environments and T steps; all new arrays [N, T]."""
 
-    rewards: np.ndarray  # float32: the discounted sum of the rewards on the way
-    reached: np.ndarray  # int64: the step whose new_obs and terminateds the transition takes
-    discounts: np.ndarray  # float32: of the value of what is reached; 0 where terminated
+    rewards: np.ndarray  # float32: the discounted sum of the transition's rewards
+    reached: np.ndarray  # int64: the step whose new_obs and terminateds the transition has
+    discounts: np.ndarray  # float32: factor of the value of that new_obs; 0 where terminated
 
 
 def n_step_returns(
     rewards: np.ndarray, ends: np.ndarray, terminateds: np.ndarray, n: int, gamma: float
 ) -> NStepReturns:
-    """Returns the n-step transitions of N environments' T steps at once.
+    """Returns the n-step transitions of N environments and T steps at once.
 
-    The target of a value is then `rewards + discounts * V(new_obs of the step reached)`: Sutton and
-    Barto 2018, equation 7.1. No sum goes beyond the end of its trajectory piece. Near there it has
-    m < n terms, and its discount is gamma^m, which makes the target exact; code that takes
-    gamma^n everywhere is off there.
+    The target of a value is then `rewards + discounts * V(next observation)`: Sutton and Barto
+    2018, equation 7.1. No sum extends beyond the end of its trajectory piece. Near the end it has
+    m < n terms, and its discount is gamma^m, which makes the target exact; code that uses
+    gamma^n everywhere is wrong there.
 
     Args:
         rewards: float32 [N, T].
@@ -323,7 +323,6 @@ def _time_major(array: ArrayLike, dtype: DTypeLike = np.float32) -> np.ndarray:
 
 
 def _as_vector(name: str, column: ArrayLike | None, rollout: SampleBatch) -> np.ndarray:
-    """Returns a column, or what is given for it, as one number per row."""
     vector = np.asarray(rollout[name] if column is None else column, dtype=np.float64)
     if vector.shape != (rollout.count,):
         raise BatchUsageError(
@@ -362,11 +361,11 @@ def _require_one_shape(**arrays: ArrayLike) -> None:
 
 
 def standardized(column: np.ndarray) -> np.ndarray:
-    """Returns column of mean 0 and standard deviation 1, float32.
+    """Returns a column scaled to mean 0 and standard deviation 1, float32.
 
     >>> standardized(np.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # the update will say what is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # the update reports non-finite values
         centred = column - column.mean()
         return (centred / max(1e-4, float(column.std()))).astype(np.float32)

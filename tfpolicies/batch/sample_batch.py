@@ -1,4 +1,4 @@
-"""The experience of one policy as columns, that of several, and the joining of batches."""
+"""Sample batches: columns of one policy or of several, and functions that join batches."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _OBSERVATIONS = frozenset({"obs", "new_obs"})
 class SampleBatch(ColumnBatch, Extensible):
     """Experience of one policy: a dict from column names to arrays with one entry per row.
 
-    Arrays are kept as they are, never copied. Numbers and lists become arrays, `infos` stays a
-    list. A column may be nested: a dict or tuple of arrays, as Dict and Tuple spaces give them.
+    Arrays are stored without a copy. Numbers and lists become arrays, `infos` stays a
+    list. A column may be nested: a dict or tuple of arrays, as for Dict and Tuple spaces.
 
     With `seq_lens` [num_seqs] int32 the rows are sequences (for recurrent models): the first
     `seq_lens[0]` rows are the first sequence, and so on. Columns `state_in_<i>` then have one
@@ -46,12 +46,12 @@ class SampleBatch(ColumnBatch, Extensible):
     columns whose lengths differ are refused.
 
     Args:
-        *args: a mapping or pairs, as for `dict`. Another SampleBatch hands on its attributes.
+        *args: a mapping or pairs, as for `dict`. The attributes of another SampleBatch are copied.
         _time_major: whether columns are [T, B, ...] and not [B * T, ...].
         _max_seq_len: the length sequences are padded to; the longest one's by default.
         _zero_padded: whether the sequences are padded.
         _is_training: the property `is_training`; a column of that name does the same.
-        _num_grad_updates: how many updates the policy had done when it collected the batch.
+        _num_grad_updates: number of updates of the policy when it collected the batch.
         **columns: more columns.
 
     Raises:
@@ -128,11 +128,11 @@ class SampleBatch(ColumnBatch, Extensible):
         return array
 
     def split_by_episode(self, key: str | None = None) -> list[Self]:
-        """Cuts the batch where episodes change; the order stays and no row is lost.
+        """Splits the batch at episode boundaries; the order stays and no row is lost.
 
         Args:
-            key: `"eps_id"` cuts where the episode's id changes, `"dones"` after each row that is
-                terminated or truncated (the rest comes last). None prefers `eps_id`.
+            key: `"eps_id"` splits where the episode's id changes, `"dones"` after each row that is
+                terminated or truncated (remaining rows come last). None prefers `eps_id`.
 
         Raises:
             MissingColumnError: if the batch lacks the column.
@@ -164,7 +164,7 @@ class SampleBatch(ColumnBatch, Extensible):
     ) -> list[Self]:
         """Cuts the batch into consecutive pieces.
 
-        A batch with sequences is cut between them only, so its pieces hold about that many rows.
+        A batch with sequences is only cut between them, so its pieces have about that many rows.
 
         Args:
             size: rows per piece; the last piece may be smaller.
@@ -173,7 +173,7 @@ class SampleBatch(ColumnBatch, Extensible):
 
         Raises:
             BatchUsageError: unless exactly one argument is given, and is positive.
-        BatchError: if the batch is time-major without `seq_lens`.
+            BatchError: if the batch is time-major without `seq_lens`.
         """
         given = [value for value in (size, num_slices, k) if value is not None]
         if len(given) != 1 or given[0] < 1:
@@ -200,10 +200,10 @@ class SampleBatch(ColumnBatch, Extensible):
         return MultiAgentBatch({DEFAULT_POLICY_ID: self}, self.count)
 
     def concat(self, other: SampleBatch) -> SampleBatch:
-        """Returns this batch's rows followed by the other's; see `concat_samples`."""
+        """Returns this batch's rows followed by those of `other`; see `concat_samples`."""
         return _concat_sample_batches([self, other])
 
-    # -- rows in another order or place ----------------------------------------------------------
+    # -- order and padding -----------------------------------------------------------------------
 
     def _take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Returns a new batch of the rows at `indices` [K], copied.
@@ -232,20 +232,20 @@ class SampleBatch(ColumnBatch, Extensible):
     def _require_free_rows(self, action: str) -> None:
         if self.SEQ_LENS in self or self.time_major:
             raise BatchError(
-                f"Rows of sequences hang together and cannot be {action}, but the batch has "
-                f"{list(self)} and {self.layout}. Work on it before it is cut into sequences, or "
+                f"Rows of sequences depend on each other and cannot be {action}, but the batch has "
+                f"{list(self)} and {self.layout}. Do it before the batch is cut into sequences, or "
                 "shuffle in `pad_batch_to_sequences_of_same_size`."
             )
 
     def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> Self:
         """Pads every sequence to `max_seq_len` rows, in place, and returns the batch.
 
-        Padding is zero, or None in lists and columns of objects or text. `count` stays.
+        Padding is zero, or None in lists and columns of objects or text. `count` does not change.
 
         Args:
             max_seq_len: rows per sequence afterwards.
-            exclude_states: whether `state_in_*` is left as it is, one row per sequence;
-                otherwise it must have one per row and is padded like the rest.
+            exclude_states: whether `state_in_*` stays unpadded, one row per sequence; otherwise it
+                must have one per row and is padded like the other columns.
 
         Raises:
             BatchError: without `seq_lens`, for a sequence longer than `max_seq_len`, or if the
@@ -261,8 +261,8 @@ class SampleBatch(ColumnBatch, Extensible):
         target = Layout(zero_padded=True, max_seq_len=max_seq_len)
         if self.zero_padded and self.max_seq_len != max_seq_len:
             raise BatchError(
-                f"A batch is padded once, but this one is already padded to {self.max_seq_len} "
-                f"and was to be padded to {max_seq_len}. Pad the original batch."
+                f"A batch can be padded only once, but this one is already padded to "
+                f"{self.max_seq_len}, not {max_seq_len}. Pad the original batch."
             )
         if not self.zero_padded:
             self._store_columns(self._padded(target, exclude_states), target)
@@ -289,9 +289,9 @@ class SampleBatch(ColumnBatch, Extensible):
         """Compresses columns in place: each row becomes a text (zlib, base64).
 
         Args:
-            bulk: whether a whole column becomes one text instead. It packs better and can then
-                not be sliced or joined.
-            columns: the columns to compress; those the batch lacks are passed over.
+            bulk: whether to make one text of a whole column instead. It compresses better, but can
+                then not be sliced or joined.
+            columns: the columns to compress; missing ones are ignored.
 
         Raises:
             BatchError: if a column holds Python objects. Nothing is changed then.
@@ -299,7 +299,7 @@ class SampleBatch(ColumnBatch, Extensible):
         self._replace(columns, lambda leaf: pack_leaf(leaf, bulk))
 
     def decompress_if_needed(self, columns: Collection[str] = _OBSERVATIONS) -> Self:
-        """Undoes `compress` in place and returns the batch; other columns are left as they are."""
+        """Undoes `compress` in place and returns the batch; other columns are unchanged."""
         self._replace(columns, unpack_leaf)
         return self
 
@@ -309,7 +309,7 @@ class SampleBatch(ColumnBatch, Extensible):
         if any(new[name] is not column for name, column in old.items()):
             self._store_columns({**self, **new}, self.layout)
 
-    # -- names of the past -----------------------------------------------------------------------
+    # -- removed methods -------------------------------------------------------------------------
 
     @staticmethod
     def concat_samples(samples: object) -> None:
@@ -329,7 +329,7 @@ class MultiAgentBatch:
 
     Args:
         policy_batches: the rows by policy id.
-        env_steps: how often the environments were stepped, however many agents acted.
+        env_steps: number of environment steps, independent of the number of agents that acted.
 
     Attributes:
         policy_batches: the rows by policy id.
@@ -349,7 +349,7 @@ class MultiAgentBatch:
                     f"{type(batch).__name__}. Wrap its columns in `SampleBatch(...)`."
                 )
         if isinstance(env_steps, bool) or int(env_steps) != env_steps or env_steps < 0:
-            raise BatchUsageError(f"`env_steps` must be a whole number from 0, got {env_steps!r}.")
+            raise BatchUsageError(f"`env_steps` must be an integer >= 0, got {env_steps!r}.")
         self.policy_batches: dict[str, SampleBatch] = dict(policy_batches)
         self.count = int(env_steps)
 
@@ -381,15 +381,15 @@ class MultiAgentBatch:
             ) from None
 
     def timeslices(self, k: int) -> list[MultiAgentBatch]:
-        """Cuts the batch into pieces of `k` env steps, the rest coming last.
+        """Cuts the batch into pieces of `k` env steps, with the remaining steps last.
 
         Rows are ordered by `eps_id`, `t` and `agent_index`. A policy without rows in a piece is
-        absent from it. Batches without `unroll_id` get one, the number of the piece. Of a batch
-        with sequences, each row becomes one by itself, with the memory that acting had there.
+        missing in it. Batches without `unroll_id` get one, the number of the piece. In a batch with
+        sequences, each row becomes a sequence, with the recurrent state that acting had there.
 
         Raises:
             MissingColumnError: if a batch lacks `eps_id`, `t` or `agent_index`; or `state_out_<i>`,
-                where the memory within its sequences is needed.
+                if the states within its sequences are needed.
             BatchUsageError: if `k` is not positive.
             BatchError: if a batch is time-major.
         """
@@ -424,7 +424,7 @@ class MultiAgentBatch:
         return self
 
     def copy(self) -> MultiAgentBatch:
-        """Returns a deep copy: all arrays are its own."""
+        """Returns a deep copy, which owns all its arrays."""
         copies = {policy_id: batch.copy() for policy_id, batch in self.policy_batches.items()}
         return MultiAgentBatch(copies, self.count)
 
@@ -453,8 +453,8 @@ def _number_env_steps(
     """Numbers the env steps of all batches in the order of their `eps_id` and `t`.
 
     Returns:
-        How many env steps there are, and for each batch the order of its rows and, in this
-        order, the number of each row's env step.
+        The number of env steps, and for each batch the order of its rows and, in this order, the
+        number of each row's env step.
     """
     if not batches:
         return 0, []
@@ -468,7 +468,7 @@ def _number_env_steps(
 
 
 def _without_sequences(batch: SampleBatch) -> SampleBatch:
-    """Returns the rows without padding, each with the memory that acting had there."""
+    """Returns the rows without padding, each with the recurrent state that acting had there."""
     lengths = batch._raw(_layout.SEQ_LENS)
     if lengths is None:
         return batch
@@ -485,7 +485,7 @@ def _without_sequences(batch: SampleBatch) -> SampleBatch:
 
 
 def _memory_of_rows(batch: SampleBatch, name: str, positions: np.ndarray) -> np.ndarray:
-    """Returns the memory `[rows, ...]` behind a column `state_in_<i>` `[num_seqs, ...]`."""
+    """Returns the states `[rows, ...]` for a column `state_in_<i>` `[num_seqs, ...]`."""
     lengths = batch._raw(_layout.SEQ_LENS)
     owners = np.repeat(np.arange(len(lengths)), lengths)
     memory = take_rows(batch._raw(name), owners)
@@ -494,8 +494,9 @@ def _memory_of_rows(batch: SampleBatch, name: str, positions: np.ndarray) -> np.
         left = name.replace(_layout.STATE_IN, _layout.STATE_OUT)
         if left not in batch:
             raise MissingColumnError(
-                f"The memory of a row within a sequence is {left!r} of the row before, but the "
-                f"batch has {list(batch)}. Its own `timeslices` keeps sequences whole."
+                f"The recurrent state of a row within a sequence is {left!r} of the row before, "
+                f"but the batch has {list(batch)}. `timeslices` of each policy's batch keeps "
+                "sequences whole."
             )
         memory[later] = take_rows(batch._raw(left), positions[later - 1])
     return memory
@@ -510,9 +511,9 @@ def _with_unroll_id(batch: SampleBatch, number: int) -> SampleBatch:
 def concat_samples(samples: Iterable[Batch]) -> Batch:
     """Joins batches into one, in their order.
 
-    If there is a MultiAgentBatch among them, the result is one too, and SampleBatches go under the
-    default policy's id. Empty batches are skipped. `num_grad_updates` becomes the mean, weighted
-    by rows. A single batch is not copied: the result shares its arrays.
+    If one of them is a MultiAgentBatch, the result is also one, and SampleBatches are added under
+    the default policy's id. Empty batches are skipped. `num_grad_updates` becomes the mean,
+    weighted by rows. A single batch is not copied: the result shares its arrays.
 
     Raises:
         BatchError: if the batches do not have the same columns, shapes and layout. A missing
@@ -528,10 +529,10 @@ def concat_samples(samples: Iterable[Batch]) -> Batch:
 
 
 def concat_samples_into_ma_batch(samples: Iterable[Batch]) -> MultiAgentBatch:
-    """Joins batches into one MultiAgentBatch, each policy's rows by themselves.
+    """Joins batches into one MultiAgentBatch, each policy's rows separately.
 
     Raises:
-        BatchError: if an element is no batch, or batches of one policy do not fit together.
+        BatchError: if an element is not a batch, or batches of one policy do not fit together.
     """
     by_policy: dict[str, list[SampleBatch]] = {}
     env_steps = 0
@@ -555,8 +556,9 @@ def convert_ma_batch_to_sample_batch(batch: Batch) -> SampleBatch:
         return batch
     if list(batch.policy_batches) != [DEFAULT_POLICY_ID]:
         raise BatchError(
-            f"Only a batch of {DEFAULT_POLICY_ID!r} alone can become a SampleBatch, but this one "
-            f"has {list(batch.policy_batches)}. Take the policy's rows: `batch[policy_id]`."
+            f"Only a batch with {DEFAULT_POLICY_ID!r} and no other policy can become a "
+            f"SampleBatch, but this one has {list(batch.policy_batches)}. Take the policy's rows: "
+            "`batch[policy_id]`."
         )
     return batch[DEFAULT_POLICY_ID]
 

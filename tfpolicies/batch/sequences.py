@@ -1,4 +1,4 @@
-"""Cutting trajectories into sequences of bounded length, for recurrent models."""
+"""Sequences of bounded length, cut from trajectories for recurrent models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ID_COLUMNS = {
     "unroll_ids": SampleBatch.UNROLL_ID,
     "agent_indices": SampleBatch.AGENT_INDEX,
 }
-"""The columns with the ids of rows, by the argument of `chop_into_sequences` that takes them."""
+"""The id columns of rows, by their argument of `chop_into_sequences`."""
 
 
 def chop_into_sequences(
@@ -47,28 +47,28 @@ def chop_into_sequences(
 ) -> tuple[list[Any], list[Any], np.ndarray]:
     """Cuts rows into sequences and pads these to one length.
 
-    A new sequence begins where the episode, the unroll or the agent changes, and where the
-    running one has `max_seq_len` rows.
+    A new sequence starts where the episode, the unroll or the agent changes, and when the
+    current one has `max_seq_len` rows.
 
     Args:
         feature_columns: columns [rows, ...], possibly nested.
         state_columns: columns [rows, ...], or [num_seqs, ...] if already reduced.
-        max_seq_len: the most rows of one sequence.
-        episode_ids: int [rows]; None where all rows are of one episode. The same holds for
+        max_seq_len: maximum number of rows per sequence.
+        episode_ids: int [rows]; None if all rows are of one episode. The same holds for
             `unroll_ids` and `agent_indices`.
         unroll_ids: int [rows].
         agent_indices: int [rows].
         dynamic_max: whether sequences are padded to the longest of them, not to `max_seq_len`.
         shuffle: whether the sequences are put in random order.
-        seq_lens: the lengths [num_seqs], if they are known already; the ids are not used then.
+        seq_lens: the lengths [num_seqs], if already known; the ids are not used then.
         states_already_reduced_to_init: whether `state_columns` have one row per sequence.
-        padding: what fills a sequence up: `"zero"` (None in columns of objects or text), or
-            `"last"`, its last row again.
-        rng: the source of randomness for `shuffle`; a fresh one if None.
+        padding: `"zero"` (None in columns of objects or text), or `"last"`, which repeats the last
+            row of a sequence.
+        rng: the source of randomness for `shuffle`; a new one if None.
 
     Returns:
         The features, each [num_seqs * padded length, ...]; the states [num_seqs, ...] at the
-        beginnings of the sequences; the lengths, int32 [num_seqs].
+        starts of the sequences; the lengths, int32 [num_seqs].
 
     Raises:
         BatchError: if lengths do not fit each other or `max_seq_len`, or `padding` is neither.
@@ -113,7 +113,6 @@ def chop_into_sequences(
 
 
 def _filled_up(lengths: np.ndarray, width: int, padding: str) -> Callable[[Any], Any]:
-    """Returns what fills the sequences of a column up to `width` rows each."""
     if padding == "last":
         steps = np.minimum(np.arange(width), lengths[:, None] - 1)
         rows = (np.cumsum(lengths) - lengths)[:, None] + steps
@@ -127,7 +126,6 @@ def _take(columns: list[Any], indices: np.ndarray) -> list[Any]:
 
 
 def _common_rows(columns: Sequence[Any]) -> int:
-    """Returns the number of rows of all columns, 0 if there are none."""
     counts = sorted({count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(columns))})
     if len(counts) > 1:
         raise BatchError(
@@ -141,9 +139,9 @@ def sequence_lengths(ids: Sequence[np.ndarray], rows: int, max_seq_len: int) -> 
     """Returns the lengths of the sequences that rows are cut into, int64 `[num_seqs]`.
 
     Args:
-        ids: int columns `[rows]`; a new sequence begins where one of them changes.
-        rows: how many rows there are.
-        max_seq_len: the most rows of one sequence.
+        ids: int columns `[rows]`; a new sequence starts where one of them changes.
+        rows: number of rows.
+        max_seq_len: maximum number of rows per sequence.
     """
     if not rows:
         return np.empty(0, np.int64)
@@ -161,7 +159,7 @@ def _require_lengths(lengths: np.ndarray, rows: int, max_seq_len: int) -> None:
     if lengths.sum() != rows or lengths.max(initial=0) > max_seq_len:
         raise BatchError(
             f"`seq_lens` must add up to the {rows} rows and be at most max_seq_len={max_seq_len}, "
-            f"but got {lengths.tolist()}. Leave it out to have the rows chopped by their ids."
+            f"but got {lengths.tolist()}. Leave it out to chop the rows by their ids."
         )
 
 
@@ -174,22 +172,23 @@ def pad_batch_to_sequences_of_same_size(
     view_requirements: Mapping[str, ViewRequirement] | None = None,
     rng: np.random.Generator | None = None,
 ) -> None:
-    """Makes a batch ready for a model that wants sequences of one length, in place.
+    """Prepares a batch for a model that needs sequences of one length, in place.
 
-    A padded batch is left alone. One with states (`state_in_0` or `state_out_0`) is chopped into
-    sequences and padded; one whose rows `batch_divisibility_req` does not divide is chopped into
-    groups of that many rows and padded; any other is only shuffled, if asked.
+    A padded batch is unchanged. One with states (`state_in_0` or `state_out_0`) is chopped into
+    sequences and padded; one whose number of rows is not a multiple of `batch_divisibility_req` is
+    chopped into groups of that many rows and padded; any other is only shuffled, if requested.
 
     Args:
         batch: the batch to change; it becomes `zero_padded` if it is chopped.
-        max_seq_len: the most rows of one sequence.
-        shuffle: whether sequences (or rows, where there are none) are put in random order.
-        batch_divisibility_req: what must divide the rows of a batch without states.
+        max_seq_len: maximum number of rows per sequence.
+        shuffle: whether sequences (or rows, without sequences) are put in random order.
+        batch_divisibility_req: the number of rows of a batch without states must be a multiple of
+            this.
         feature_keys: the columns to keep and pad when the batch is chopped, besides the states;
             None keeps all.
         view_requirements: those of the policy; if `state_in_0` is a window of several steps
             (attention), sequences are padded to `max_seq_len`, otherwise to the longest of them.
-        rng: the source of randomness for `shuffle`; a fresh one if None.
+        rng: the source of randomness for `shuffle`; a new one if None.
 
     Raises:
         BatchError: if the columns' lengths do not fit. Nothing is changed then.
@@ -231,7 +230,7 @@ def pad_batch_to_sequences_of_same_size(
 
 
 def _column(batch: SampleBatch, key: str) -> Any:
-    """Returns a column; a list of infos as an array of its objects, whatever they are."""
+    """Returns a column; a list of infos becomes an array of objects."""
     column = dict.get(batch, key) if key in batch else batch[key]
     if key == INFOS and isinstance(column, list):
         return np.fromiter(column, object, len(column))
@@ -239,6 +238,6 @@ def _column(batch: SampleBatch, key: str) -> Any:
 
 
 def _sees_window(view_requirements: Mapping[str, ViewRequirement] | None) -> bool:
-    """Whether the model's first state is a window of several steps, as attention has it."""
+    """Whether the model's first state is a window of several steps, as for attention."""
     state = (view_requirements or {}).get(f"{STATE_IN}0")
     return state is not None and len(state.shift_arr) > 1

@@ -1,7 +1,7 @@
-"""From collected columns to those that training reads, as view requirements say.
+"""Builds the columns that view requirements describe from collected columns.
 
-What lies before an episode's beginning or behind a trajectory's end is zero, but the observation
-one step behind its last row is that row's `new_obs`.
+Values before an episode's start or after a trajectory's end are zero, except that the observation
+one step after the last row is that row's `new_obs`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tfpolicies.errors import MissingColumnError
 
 Requirements: TypeAlias = Mapping[str, ViewRequirement]
 _REACHED = {"obs": "new_obs"}
-"""By column, the one that has its value one step behind each row."""
+"""By column, the column with its value one step after each row."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """The last rows of P trajectories before those at hand.
+    """The last rows of P trajectories before the current ones.
 
     Attributes:
-        known: int64 `[P]`: how many rows of the running episode there are, H at most.
+        known: int64 `[P]`: the number of rows of the running episode, at most H.
         leaves: by collected column, its leaves `[P, H, ...]`, the newest row last.
     """
 
@@ -34,7 +34,7 @@ class Past:
     leaves: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def of(self, rows: np.ndarray | slice | Sequence[int]) -> Past:
-        """Returns what there is of some of the trajectories, int `[K]`."""
+        """Returns the history of some of the trajectories, int `[K]`."""
         leaves = {name: [x[rows] for x in parts] for name, parts in self.leaves.items()}
         return Past(self.known[rows], leaves)
 
@@ -44,11 +44,11 @@ class Trajectories:
 
     Args:
         ends: bool `[R]`: the last row of each.
-        past: what came before them; None where nothing did.
+        past: the rows before them; None without any.
 
     Attributes:
         firsts: int64 `[P]`: the first row of each.
-        lasts: int64 `[P]`: its last one.
+        lasts: int64 `[P]`: the last row of each.
     """
 
     def __init__(self, ends: np.ndarray, past: Past | None = None) -> None:
@@ -59,17 +59,17 @@ class Trajectories:
         self._past = past or Past(np.zeros(len(stops), np.int64))
 
     def views(self, columns: Columns, requirements: Requirements) -> dict[str, Any]:
-        """Returns the columns that are required, by name.
+        """Returns the required columns, by name.
 
         One shift gives values `[R, *shape]`, several give windows `[R, shifts, *shape]`. A column
-        that is required as it is, and that nobody collected, is left out: postprocessing adds it.
+        without a shift that was not collected is left out: postprocessing adds it.
 
         Args:
-            columns: what was collected: `[R, *shape]` each, possibly nested.
+            columns: the collected columns: `[R, *shape]` each, possibly nested.
             requirements: by the name of the resulting column.
 
         Raises:
-            MissingColumnError: if a column is made of one that was not collected.
+            MissingColumnError: if a source column was not collected.
         """
         found = {}
         for name, view in requirements.items():
@@ -78,8 +78,8 @@ class Trajectories:
                 found[name] = self._view(columns, source, view)
             elif source != name:
                 raise MissingColumnError(
-                    f"The view {name!r} is made of the column {source!r}, which was not collected; "
-                    f"there are {sorted(columns)}. Correct its data_col; what "
+                    f"The view {name!r} needs the column {source!r}, which was not collected; "
+                    f"there are {sorted(columns)}. Correct its data_col; columns that "
                     "`postprocess_trajectory` adds can be shifted there."
                 )
         return found
@@ -110,15 +110,15 @@ class Trajectories:
         Args:
             columns: `[R, ...]` each.
             source: the name of the column.
-            number: int64 `[K]`: of the trajectories.
-            at: row numbers; those that lie outside of a trajectory are before and behind it.
-            looks_back: whether rows before the trajectory are seen.
+            number: int64 `[K]`: the trajectories.
+            at: row numbers; those outside of a trajectory are before or after it.
+            looks_back: whether rows before the trajectory are used.
         """
         reached = columns.get(_REACHED.get(source, ""))
         after = iter(()) if reached is None else iterate_leaves(reached)
         past = self._past.leaves.get(source, ()) if looks_back else ()
         first, last = (x[number][:, None] for x in (self.firsts, self.lasts))
-        before = first - at  # how far a row lies before the first one
+        before = first - at  # number of rows before the first one
         is_known = (before > 0) & (before <= self._past.known[number][:, None])
         for i, leaf in enumerate(iterate_leaves(columns[source])):
             later = next(after, None)
@@ -136,7 +136,7 @@ class Trajectories:
             yield np.concatenate(pieces, dtype=leaf.dtype).take(where, axis=0)
 
     def tails(self, columns: Columns, sources: Sequence[str], steps: int) -> Past:
-        """Returns the last `steps` rows of each trajectory, those before it included."""
+        """Returns the last `steps` rows of each trajectory, including rows before it."""
         at = self.lasts[:, None] + np.arange(1 - steps, 1)
         number = np.arange(len(self.lasts))
         lengths = self.lasts - self.firsts + 1
@@ -145,7 +145,7 @@ class Trajectories:
 
 
 def steps_back(requirements: Requirements) -> dict[str, int]:
-    """Returns how many rows before the present one are looked back on, by collected column.
+    """Returns how many earlier rows the views need, by collected column.
 
     >>> steps_back({"old": ViewRequirement("obs", shift="-3:1"), "r": ViewRequirement("rewards")})
     {'obs': 3}

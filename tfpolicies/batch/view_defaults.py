@@ -1,4 +1,4 @@
-"""The view requirements that a policy has unless its model or its loss asks for others."""
+"""Default view requirements, for policies whose model and loss require no others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tfpolicies.batch.view_requirement import ViewRequirement
 def default_view_requirements(
     observation_space: gymnasium.Space, action_space: gymnasium.Space
 ) -> dict[str, ViewRequirement]:
-    """Returns the columns of a policy without a memory, by name.
+    """Returns the columns of a policy without a recurrent state, by name.
 
-    Acting may read what is known before the action: observations, ids, `t`, and the previous action
-    and reward. Training may read all but `infos`.
+    Acting may read the columns that exist before the action: observations, ids, `t`, and the
+    previous action and reward. Training may read all but `infos`.
     """
 
     def seen_later(data_col: str | None = None, **arguments: object) -> ViewRequirement:
@@ -52,16 +52,16 @@ def with_memory(
     max_seq_len: int,
     shift: int | str | Sequence[int] = -1,
 ) -> dict[str, ViewRequirement]:
-    """Returns `requirements` with `state_in_i` and `state_out_i` for each tensor of a memory.
+    """Returns `requirements` with `state_in_i` and `state_out_i` for each state tensor.
 
-    Those that `requirements` has already are kept.
+    Those that `requirements` already has are kept.
 
     Args:
         requirements: for example those of `default_view_requirements`.
         initial_state: one array per state tensor, without a batch axis, as
-            `policy.get_initial_state()` gives it; for its shape and dtype.
-        max_seq_len: the rows of a sequence: training sees one `state_in_i` for each.
-        shift: which of the earlier `state_out_i` is `state_in_i`: -1 for a recurrent model, a range
+            `policy.get_initial_state()` returns it; for its shape and dtype.
+        max_seq_len: the rows of a sequence: training reads one `state_in_i` for each.
+        shift: the earlier `state_out_i` that is `state_in_i`: -1 for a recurrent model, a range
             such as `"-50:-1"` for attention over the last 50.
     """
     added = {}

@@ -1,4 +1,4 @@
-"""`ViewRequirement`: how a model or a loss derives one of its columns from collected columns."""
+"""`ViewRequirement`: the rule by which a column of a model or a loss is derived."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class ViewRequirement(Extensible, metaclass=ExtensibleType):
     Args:
         data_col: the collected column; None means the column of the same name.
         space: the space of one value; an unbounded float32 scalar if None.
-        shift: which time steps are seen, relative to the current one: a number, several numbers,
+        shift: the time steps to read, relative to the current one: a number, several numbers,
             or a range with both ends included, `"-3:-1"`, or with a step, `"-6:0:2"`.
-        index: an absolute position in the trajectory to be seen instead, if given.
+        index: an absolute position in the trajectory to read instead, if given.
         batch_repeat_value: how many time steps share one value (`max_seq_len` for the states of
             a recurrent model).
-        used_for_compute_actions: whether acting reads the column; by default a model's does, and
-            what is set on a policy does not.
+        used_for_compute_actions: whether acting reads the column; the default is True for a
+            model's view, and False for a view that is set on a policy.
         used_for_training: whether the loss reads the column.
 
     Attributes:
         shift_arr: the shifts as int64 [num_shifts].
-        asks_to_act: whether `used_for_compute_actions` was written out as True.
+        asks_to_act: whether `used_for_compute_actions` was passed as True.
 
     Raises:
         BatchUsageError: if an argument other than `space` is malformed.
@@ -68,9 +68,9 @@ class ViewRequirement(Extensible, metaclass=ExtensibleType):
         if not (self.data_col is None or (isinstance(self.data_col, str) and self.data_col)):
             _refuse("data_col", "the name of a column or None", self.data_col)
         if not (self.index is None or _is_whole(self.index)):
-            _refuse("index", "a whole number or None", self.index)
+            _refuse("index", "an integer or None", self.index)
         if not _is_whole(self.batch_repeat_value) or self.batch_repeat_value < 1:
-            _refuse("batch_repeat_value", "a whole number from 1", self.batch_repeat_value)
+            _refuse("batch_repeat_value", "an integer >= 1", self.batch_repeat_value)
         object.__setattr__(self, "asks_to_act", self.used_for_compute_actions is True)
         if self.used_for_compute_actions is None:
             object.__setattr__(self, "used_for_compute_actions", True)
@@ -104,10 +104,10 @@ def _parse_shift(shift: object) -> np.ndarray:
         return np.array(shift, dtype=np.int64)
     match = _RANGE.fullmatch(shift) if isinstance(shift, str) else None
     if match is None:
-        _refuse("shift", 'a whole number, several of them, or a range "a:b" or "a:b:step"', shift)
+        _refuse("shift", 'an integer, several integers, or a range "a:b" or "a:b:step"', shift)
     start, stop, step = int(match[1]), int(match[2]), int(match[3] or 1)
     if start > stop or step < 1:
-        _refuse("shift", "a range that ascends in steps from 1", shift)
+        _refuse("shift", "a range that ascends with a step >= 1", shift)
     return np.arange(start, stop + 1, step, dtype=np.int64)
 
 

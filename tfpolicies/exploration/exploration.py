@@ -1,4 +1,4 @@
-"""What every exploration strategy is: a shared transform, and numbers that belong to one policy."""
+"""Base classes of exploration strategies: a shared transform, and the numbers of one policy."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tfpolicies.schedules import piecewise_linear
 from tfpolicies.type_aliases import Structure
 
 Curve: TypeAlias = Callable[[int], float]
-"""From the time step to a number."""
+"""Maps the time step to a number."""
 Schedule: TypeAlias = float | Sequence[Sequence[float]] | Curve
 
 
 class Setting(NamedTuple):
-    """Where a strategy is used."""
+    """The context that a strategy is created for."""
 
     dist_class: Any  # the policy's action distribution
-    make: Callable[[Any, Setting], Exploration]  # a part of a strategy from its config
+    make: Callable[[Any, Setting], Exploration]  # creates a sub-strategy from its config
     worker_index: int = 0  # 0: the local worker
     num_workers: int = 0  # without the local one
     normalize_actions: bool = False  # a policy's own actions are in [-1, 1] where bounded
 
     @property
     def leaves(self) -> tuple[ActionLeaf, ...]:
-        """What exploration must know of each leaf of the action space."""
+        """The leaves of the action space, as exploration needs them."""
         return pickable_leaves(self.dist_class.space, self.normalize_actions)
 
 
@@ -42,12 +42,12 @@ class Setting(NamedTuple):
 class Exploration(abc.ABC):
     """A strategy of one policy.
 
-    The tensor code and the sizes are those of `transform`, which knows no numbers of the policy:
+    The tensor code and the sizes are in `transform`, which has no numbers of the policy:
     policies whose transforms have the same `key` share one Program, and any of them may apply the
-    noise and parameters of another. All that stands here belongs to the policy.
+    noise and parameters of another. Everything else here belongs to the policy.
 
-    A strategy of your own is a subclass whose constructor takes a `Setting` and, as keywords, what
-    users may set in `exploration_config`.
+    To write your own strategy, subclass this; the constructor takes a `Setting` and, as keywords,
+    the settings that users may put into `exploration_config`.
 
     Args:
         transform: the shared part.
@@ -55,7 +55,7 @@ class Exploration(abc.ABC):
     Attributes:
         transform: the shared part.
         needs_complete_episodes: whether `batch_mode` must be "complete_episodes".
-        fixed_settings: keywords of the base's constructor that this class gives by itself.
+        fixed_settings: keywords of the base's constructor that this class sets itself.
     """
 
     needs_complete_episodes = False
@@ -70,13 +70,13 @@ class Exploration(abc.ABC):
         Args:
             rng: the policy's generator.
             rows: B.
-            params: what `params` gave for this call.
+            params: the result of `params` for this call.
         """
         return self.transform.draw_noise(rng, rows, params)
 
     @property
     def only_kind(self) -> NoiseKind | None:
-        """The kind of the noise, if `draw_noise` draws all of it in one go; else None."""
+        """The kind of the noise, if `draw_noise` draws a single kind in one call; else None."""
         own = type(self).draw_noise is not Exploration.draw_noise
         return None if own else self.transform.only_kind
 
@@ -86,46 +86,46 @@ class Exploration(abc.ABC):
 
         Args:
             timestep: rows acted on so far.
-            explore: False if the actions are to be greedy; the noise is then zero, too.
+            explore: False for greedy actions; the noise is then also zero.
         """
 
     def state(self) -> dict[str, Any]:
-        """Returns what must be kept to go on later: JSON values and arrays."""
+        """Returns the state to save: JSON values and arrays."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state` returned.
+        """Restores a state from `state`.
 
         Raises:
             WeightsError: if `state` is that of another strategy. Nothing is changed then.
         """
         if state:
             raise WeightsError(
-                f"{type(self).__name__} has no state, but got one with {list(state)}. Is it that "
-                "of another `exploration_config`?"
+                f"{type(self).__name__} has no state, but got one with {list(state)}. Is it from "
+                "another `exploration_config`?"
             )
 
     def adapt(self, clean: np.ndarray, perturbed: np.ndarray) -> float:
-        """Compares the inputs of distributions that were acted with to the policy's own ones.
+        """Adapts to the distance between the policy and the perturbed policy that acted.
 
         Args:
-            clean: float32 `[B, num_inputs]`, by the policy's own weights.
+            clean: distribution inputs by the policy's own weights, float32 `[B, num_inputs]`.
             perturbed: the same, by the weights that acted.
 
         Returns:
-            Their distance; 0 for strategies that leave the weights alone.
+            Their distance; 0 for strategies that do not perturb weights.
         """
         return 0.0
 
     def on_episode_start(self) -> None:  # noqa: B027 - most strategies have nothing to do
-        """Is called before the first action of an episode."""
+        """Called before the first action of an episode."""
 
     def on_episode_end(self) -> None:  # noqa: B027
-        """Is called after the last step of an episode."""
+        """Called after the last step of an episode."""
 
 
 class Scheduled(Exploration):
-    """A strategy that one number steers, which depends on the time step.
+    """A strategy with one number that depends on the time step, such as epsilon.
 
     Args:
         transform: the shared part.
@@ -133,7 +133,7 @@ class Scheduled(Exploration):
     """
 
     state_name: str
-    """What the number is called in the state."""
+    """The key of the number in the state."""
 
     def __init__(self, transform: Transform, schedule: Curve) -> None:
         super().__init__(transform)
@@ -141,13 +141,13 @@ class Scheduled(Exploration):
         self.last_timestep = 0
 
     def value(self, timestep: int) -> float:
-        """Returns the number at a time step, which becomes the last one seen."""
+        """Returns the number at a time step, and remembers that time step."""
         self.last_timestep = int(timestep)
         return self._schedule(self.last_timestep)
 
     @property
     def current(self) -> float:
-        """The number at the last time step seen."""
+        """The number at the last time step."""
         return self._schedule(self.last_timestep)
 
     def state(self) -> dict[str, Any]:
@@ -163,13 +163,13 @@ class Scheduled(Exploration):
 def checked_array(
     exploration: Exploration, method: str, found: Structure, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Returns what a method of a strategy gave, if its numbers have a dtype and shape.
+    """Returns the result of a strategy's method after checking dtype and shape.
 
     Args:
         exploration: the strategy.
-        method: of it, for messages.
-        found: what it gave.
-        shape: that it must have; the dtype is float32.
+        method: its method, for messages.
+        found: the result.
+        shape: the required shape; the dtype is float32.
 
     Raises:
         UsageError: for anything else.
@@ -191,7 +191,7 @@ def require_state(exploration: Exploration, state: Mapping[str, Any], *keys: str
     if missing:
         raise WeightsError(
             f"The state of {type(exploration).__name__} needs {missing}, but this one has "
-            f"{list(state)}. Is it that of another `exploration_config`?"
+            f"{list(state)}. Is it from another `exploration_config`?"
         )
 
 
@@ -203,7 +203,7 @@ def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[floa
         value: a number; a list `[[timestep, number], ...]` with increasing time steps, between
             which the number changes linearly; or a function of the time step, whose results are
             clipped to the range; or None for `line`.
-        high: the largest number allowed.
+        high: the largest allowed number.
         line: points as in such a list, which are not checked.
 
     Raises:
@@ -219,22 +219,22 @@ def as_schedule(name: str, value: Any, high: float, line: Sequence[Sequence[floa
     points = [[0, value]] if is_finite(value) else value
     if not is_schedule(points, is_finite) or not all(0.0 <= number <= high for _, number in points):
         raise ConfigError(
-            f"`{name}` must be numbers from 0.0 to {high}: one, a list "
-            f"[[timestep, number], ...] with increasing timesteps, or a function of the timestep; "
-            f"got {value!r}."
+            f"`{name}` must be a number from 0.0 to {high}, a list [[timestep, number], ...] of "
+            "such numbers with increasing timesteps, or a function of the timestep; got "
+            f"{value!r}."
         )
     return functools.partial(piecewise_linear, points)
 
 
 def require_numbers(low: float = 0.0, high: float = float("inf"), **named: float) -> None:
-    """Raises a `ConfigError` unless all of some settings are numbers in [low, high]."""
+    """Raises a `ConfigError` unless all of these settings are numbers in [low, high]."""
     for name, value in named.items():
         if not is_finite(value) or not low <= value <= high:
-            raise ConfigError(f"`{name}` must be a number from {low} to {high}, but got {value!r}.")
+            raise ConfigError(f"`{name}` must be a number from {low} to {high}, got {value!r}.")
 
 
 def require_steps(**named: float) -> None:
-    """Raises a `ConfigError` unless all of some settings are whole numbers of steps, from 0."""
+    """Raises a `ConfigError` unless all of these settings are integers from 0."""
     for name, value in named.items():
         if not is_finite(value) or value != int(value) or value < 0:
-            raise ConfigError(f"`{name}` must be a whole number from 0, but got {value!r}.")
+            raise ConfigError(f"`{name}` must be an integer >= 0, got {value!r}.")

@@ -1,4 +1,4 @@
-"""From `exploration_config` to a strategy."""
+"""Creates strategies from `exploration_config`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def make_exploration(
     num_workers: int = 0,
     normalize_actions: bool = False,
 ) -> Exploration:
-    """Makes the strategy that `exploration_config` describes.
+    """Creates the strategy that `exploration_config` describes.
 
     Args:
-        config: `{"type": ..., **settings}`. The type is a name of `STRATEGIES`, a subclass of
-            `Exploration` or where one is imported from, "package.module.Class". None, or no type,
-            means StochasticSampling.
+        config: `{"type": ..., **settings}`. The type is a name in `STRATEGIES`, a subclass of
+            `Exploration` or its import path, "package.module.Class". None, or no type, means
+            StochasticSampling.
         dist_class: the policy's `ActionDistribution`.
         worker_index: of the worker that acts; 0 is the local one.
-        num_workers: how many there are besides the local one.
-        normalize_actions: whether the policy's own actions are in [-1, 1] where a Box is bounded,
-            so that random and clipped ones must be, too.
+        num_workers: number of workers besides the local one.
+        normalize_actions: whether the policy's own actions are in [-1, 1] for bounded Boxes, so
+            that random and clipped ones must also be.
 
     Raises:
         ConfigError: if the type or a setting is unknown or out of range, or does not support the
@@ -84,7 +84,7 @@ def _make(config: Mapping[str, Any] | None, setting: Setting) -> Exploration:
 
 
 def _settings_of(strategy: type[Exploration]) -> list[str]:
-    """Returns the keywords of the constructor; where it hands on any, its base's too."""
+    """Returns the keywords of the constructor, and of bases to which it passes `**kwargs`."""
     names: dict[str, None] = {}
     for cls in strategy.__mro__:
         if "__init__" not in vars(cls):
@@ -103,10 +103,10 @@ def _strategy(kind: str | type[Exploration]) -> type[Exploration]:
     if not isinstance(found, type) or not issubclass(found, Exploration):
         names = ", ".join(STRATEGIES)
         raise ConfigError(
-            f"exploration_config['type'] is {kind!r}, which is no strategy."
-            f"{near_matches(str(kind), STRATEGIES)} There are {names}; one of your own is a "
-            "subclass of tfpolicies.exploration.exploration.Exploration, or where it is imported "
-            "from: 'package.module.Class'."
+            f"exploration_config['type'] is {kind!r}, which is not a strategy."
+            f"{near_matches(str(kind), STRATEGIES)} There are {names}; for your own strategy, "
+            "give a subclass of tfpolicies.exploration.exploration.Exploration, or its import "
+            "path: 'package.module.Class'."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Exploration by disturbed weights: Plappert et al. 2018, arXiv:1706.01905."""
+"""Exploration by noise on the weights: Plappert et al. 2018, arXiv:1706.01905."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from tfpolicies.models.eager_mode import ensure_eager
 from tfpolicies.rules import is_finite
 
 ADAPTATION = 1.01
-"""The paper's alpha, by which sigma grows or shrinks (appendix C)."""
+"""The paper's alpha, the factor by which sigma changes (appendix C)."""
 
 _NORMALIZATION = frozenset({"gamma", "beta", "moving_mean", "moving_variance"})
 
 
 class ParameterNoise(Exploration):
-    """Acts with weights that normal noise was added to, the same for a whole episode.
+    """Acts with normal noise added to the weights, the same noise for a whole episode.
 
-    The deviation sigma of the noise adapts, so that the disturbed policy stays about as far from
-    the undisturbed one as a simpler strategy, the sub-exploration, would take it; that one also
-    acts on top. Whoever acts does, in turn:
+    The standard deviation sigma of the noise adapts, so that the perturbed policy stays about as
+    far from the unperturbed one as a simpler strategy, the sub-exploration, would. The
+    sub-exploration is also applied on top. Callers that act do the following:
 
-    1. at an episode's start `on_episode_start()`; while `wants_perturbation`, acting goes on with
-       the weights that `perturb(weights, rng)` returns;
-    2. at its end `adapt(clean, perturbed)` with the distribution inputs that both sets of weights
-       give for the episode's observations.
+    1. at an episode's start call `on_episode_start()`; while `wants_perturbation`, act with the
+       weights that `perturb(weights, rng)` returns;
+    2. at its end call `adapt(clean, perturbed)` with the distribution inputs that both sets of
+       weights give for the episode's observations.
 
-    It is thus of use only with complete episodes. The disturbed weights are in no checkpoint: a
-    restored policy starts with new ones.
+    It is therefore only useful with complete episodes. Checkpoints do not contain the perturbed
+    weights: a restored policy draws new noise.
 
     Args:
-        setting: where the strategy is used.
+        setting: the context that the strategy is created for.
         initial_stddev: the first sigma.
         random_timesteps: before this time step, actions of the default sub-exploration are random.
         sub_exploration: the config of another strategy: EpsilonGreedy for Discrete and
@@ -53,9 +53,9 @@ class ParameterNoise(Exploration):
             or OrnsteinUhlenbeckNoise (the default) for Boxes of floats.
 
     Attributes:
-        sub_exploration: the strategy that acts on top.
+        sub_exploration: the strategy that is applied on top.
         stddev: the current sigma.
-        wants_perturbation: whether an episode began since the last `perturb`.
+        wants_perturbation: whether an episode started since the last `perturb`.
 
     Raises:
         ConfigError: if an argument is out of range, or the action space does not fit.
@@ -82,8 +82,8 @@ class ParameterNoise(Exploration):
         if not isinstance(sub, EpsilonGreedy if discrete else GaussianNoise):
             raise ConfigError(
                 "`sub_exploration` must be EpsilonGreedy for discrete action spaces, GaussianNoise "
-                "or OrnsteinUhlenbeckNoise for Boxes of floats: its strength says how far "
-                f"parameter noise may go; got {type(sub).__name__} for {setting.dist_class.space}."
+                "or OrnsteinUhlenbeckNoise for Boxes of floats, because its scale limits "
+                f"parameter noise; got {type(sub).__name__} for {setting.dist_class.space}."
             )
         super().__init__(sub.transform)
         self.sub_exploration: EpsilonGreedy | GaussianNoise = sub
@@ -94,10 +94,10 @@ class ParameterNoise(Exploration):
     def perturb(
         self, weights: Mapping[str, np.ndarray], rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
-        """Returns `weights` with noise of deviation sigma added; what was given stays as it is.
+        """Returns `weights` with noise of standard deviation sigma added; copies, not in place.
 
-        Arrays of other types than floats, and the scales, offsets and statistics of normalisation
-        layers, are handed through.
+        Arrays that are not floats, and the scales, offsets and statistics of normalisation layers,
+        are returned unchanged.
 
         Args:
             weights: arrays by key; the last part of a key is the variable's role.
@@ -114,15 +114,15 @@ class ParameterNoise(Exploration):
         return array + (self.stddev * noise).astype(array.dtype)
 
     def adapt(self, clean: np.ndarray, perturbed: np.ndarray) -> float:
-        """Makes sigma a little larger if the disturbed policy is near enough, else smaller.
+        """Increases sigma if the perturbed policy is close enough, else decreases it.
 
         The paper's equation 8: sigma is multiplied by 1.01 if the distance is at most `threshold`,
         and divided by it if not.
 
         Args:
-            clean: inputs of the action distribution, float32 `[B, num_inputs]`, that the policy's
-                own weights give.
-            perturbed: the same with the disturbed weights.
+            clean: inputs of the action distribution by the policy's own weights, float32
+                `[B, num_inputs]`.
+            perturbed: the same by the perturbed weights.
 
         Returns:
             The distance (the paper's appendix C.1 and C.2): of discrete policies the mean KL
@@ -144,9 +144,9 @@ class ParameterNoise(Exploration):
 
     @property
     def threshold(self) -> float:
-        """How far the disturbed policy may be from the undisturbed one: the paper's delta.
+        """Maximum distance between perturbed and unperturbed policy: the paper's delta.
 
-        It follows the sub-exploration: -log(1 - epsilon + epsilon / n), summed over cells of n
+        It depends on the sub-exploration: -log(1 - epsilon + epsilon / n), summed over cells of n
         actions; the scale times `stddev`; the scale times `ou_sigma`.
         """
         sub = self.sub_exploration

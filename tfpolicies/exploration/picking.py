@@ -1,7 +1,7 @@
-"""What exploration must know of each leaf of an action space: how to pick uniformly, what to clip.
+"""Random actions: the leaves of an action space, with uniform sampling and clipping.
 
-A random pick is made from numbers of noise, a few columns per leaf, and never picks what a mask
-forbids: an action whose logit is at most half of the smallest float32.
+A random action is computed from noise values, a few columns per leaf. It is never an action that a
+mask forbids: one whose logit is at most half of the smallest float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfpolicies.models.distributions import MASKED_LOGIT, Distribution
 from tfpolicies.models.spaces import action_leaves, cell_sizes, is_float_box
 
 MASKED = MASKED_LOGIT / 2
-"""Logits up to this one belong to masked actions."""
+"""Logits up to this value belong to masked actions."""
 
 
 class ActionLeaf(abc.ABC):
@@ -27,8 +27,8 @@ class ActionLeaf(abc.ABC):
 
     Attributes:
         shape: of one action.
-        num_columns: how many numbers of noise a random action takes.
-        normal: bool `[num_columns]`, which of them are standard normal; the others are uniform in
+        num_columns: the number of noise values that a random action needs.
+        normal: bool `[num_columns]`, whether a column is standard normal; the others are uniform in
             [0, 1).
     """
 
@@ -58,19 +58,19 @@ class Choices(ActionLeaf):
         self.sizes = cell_sizes(space)
         super().__init__(tuple(space.shape), len(self.sizes))
 
-    @cached_property  # only where it is picked from: a space may be too large for any model
+    @cached_property  # lazy, because a space may be too large for any model
     def _exists(self) -> np.ndarray:
-        """Which actions there are, bool `[cells, most actions]`."""
+        """Marks columns that are actions of a cell, bool `[cells, most actions]`."""
         return np.arange(max(self.sizes)) < np.array(self.sizes)[:, None]
 
     @cached_property
     def _columns(self) -> np.ndarray:
-        """The columns of logits that belong to them, int `[cells, most actions]`."""
+        """The columns of logits that belong to the actions, int `[cells, most actions]`."""
         starts = np.cumsum(self.sizes) - self.sizes
         return np.where(self._exists, starts[:, None] + np.arange(max(self.sizes)), 0)
 
     def _valid(self, logits: tf.Tensor) -> tf.Tensor:
-        """Returns 1.0 for each action that may be picked, float32 `[B, cells, most actions]`."""
+        """Returns 1.0 for each allowed action, float32 `[B, cells, most actions]`."""
         allowed = tf.cast(logits > MASKED, tf.float32)
         if self._exists.all():
             return tf.reshape(allowed, [-1, *self._exists.shape])
@@ -88,7 +88,7 @@ class Choices(ActionLeaf):
 
 
 class Bits(ActionLeaf):
-    """A MultiBinary: fair coins; a masked bit stays 0."""
+    """A MultiBinary: each bit is 0 or 1 with equal probability; a masked bit stays 0."""
 
     is_discrete = True
 
@@ -105,11 +105,11 @@ class Continuous(ActionLeaf):
 
     Args:
         space: the Box.
-        normalize: whether a policy's own actions have the range [-1, 1] where both are finite.
+        normalize: whether a policy's own actions are in [-1, 1] where both bounds are finite.
 
     Attributes:
-        low: float32 `[k]`, the lower bounds of a policy's own actions, -inf where there are none.
-        high: the upper ones.
+        low: float32 `[k]`, the lower bounds of a policy's own actions, -inf without a bound.
+        high: the upper bounds.
         width: float32 `[k]`, high - low, or 1 where that is not finite.
     """
 
@@ -140,7 +140,7 @@ class Continuous(ActionLeaf):
 
 
 def pickable_leaves(space: spaces.Space, normalize: bool) -> tuple[ActionLeaf, ...]:
-    """Returns what exploration must know of each leaf of `space`, in their order.
+    """Returns the action leaves of `space`, in their order.
 
     Args:
         space: the action space, which may be nested.
@@ -161,7 +161,7 @@ def _action_leaf(space: spaces.Space, normalize: bool) -> ActionLeaf:
 
 
 def _inner_float32(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds float64 bounds to float32 numbers that are not outside them."""
+    """Rounds float64 bounds inward to float32, so that no number is outside of them."""
     with np.errstate(over="ignore"):
         low32, high32 = low.astype(np.float32), high.astype(np.float32)
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)

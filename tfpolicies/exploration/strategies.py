@@ -1,4 +1,4 @@
-"""The strategies that act by noise; `parameter_noise.py` has the one that disturbs weights."""
+"""Strategies that add noise to actions; `parameter_noise.py` has the one that perturbs weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class StochasticSampling(Exploration):
     """Samples the distribution.
 
     Args:
-        setting: where the strategy is used.
+        setting: the context that the strategy is created for.
         random_timesteps: before this time step, actions are uniform over the space (standard
-            normal where a Box is unbounded); 0 and any other number make two kinds of Programs.
+            normal where a Box is unbounded); policies with 0 and with another number have different
+            Programs.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -58,9 +59,9 @@ class SoftQ(StochasticSampling):
     Log-probabilities are those of that softmax. Sutton and Barto 2018, section 2.8.
 
     Args:
-        setting: where the strategy is used; its spaces must be Discrete, MultiDiscrete, Boxes of
-            integers, or Dicts and Tuples of them.
-        temperature: from 1e-6; 1 leaves the logits as they are.
+        setting: the context; its spaces must be Discrete, MultiDiscrete, Boxes of integers, or
+            Dicts and Tuples of them.
+        temperature: from 1e-6; 1 leaves the logits unchanged.
         random_timesteps: as in `StochasticSampling`.
 
     Raises:
@@ -87,16 +88,16 @@ class Random(Exploration):
 
 
 class EpsilonGreedy(Scheduled):
-    """Takes the greedy action, or with probability epsilon, for each row anew, a random valid one.
+    """Takes the greedy action, or with probability epsilon, for each row, a random valid one.
 
     Mnih et al. 2015 (doi:10.1038/nature14236).
 
     Args:
-        setting: where the strategy is used; its spaces must be discrete.
+        setting: the context; its spaces must be discrete.
         initial_epsilon: the probability before `warmup_timesteps`.
-        final_epsilon: the probability in the end.
+        final_epsilon: the probability at the end.
         warmup_timesteps: how long it stays at `initial_epsilon`.
-        epsilon_timesteps: how long it then takes to become `final_epsilon`, linearly.
+        epsilon_timesteps: how long it then takes to reach `final_epsilon`, linearly.
         epsilon_schedule: used instead of the four: a number, `[[timestep, epsilon], ...]` or a
             function of the time step.
 
@@ -130,10 +131,10 @@ class EpsilonGreedy(Scheduled):
 
 
 class PerWorkerEpsilonGreedy(EpsilonGreedy):
-    """Gives each worker an epsilon of its own, which stays: Horgan et al. 2018, section 4.1.
+    """Gives each worker a separate, constant epsilon: Horgan et al. 2018, section 4.1.
 
     Worker i of N has epsilon 0.4^(1 + 7 (i - 1) / (N - 1)) (arXiv:1803.00933). The local worker is
-    greedy; if there are no others, it is as in `EpsilonGreedy`, with the arguments given there.
+    greedy; without other workers it acts as `EpsilonGreedy`, with the arguments given here.
     """
 
     def __init__(self, setting: Setting, **settings: Any) -> None:
@@ -150,12 +151,12 @@ class GaussianNoise(Scheduled):
     Fujimoto et al. 2018 (arXiv:1802.09477), section 6.1.
 
     Args:
-        setting: where the strategy is used; its spaces must be Boxes of floats.
+        setting: the context; its spaces must be Boxes of floats.
         random_timesteps: before this time step, actions are uniform over the space.
-        stddev: of the noise, where the scale is 1, for actions as the policy computes them.
+        stddev: of the noise at scale 1, for actions as the policy computes them.
         initial_scale: the scale at `random_timesteps`.
-        final_scale: the scale in the end.
-        scale_timesteps: how long it takes to become `final_scale`, linearly.
+        final_scale: the scale at the end.
+        scale_timesteps: how long it takes to reach `final_scale`, linearly.
         scale_schedule: used instead of the three: a number, `[[timestep, scale], ...]` or a
             function of the time step.
 
@@ -195,15 +196,15 @@ class GaussianNoise(Scheduled):
 
 
 class OrnsteinUhlenbeckNoise(GaussianNoise):
-    """Adds noise that wanders: one state for all rows, which takes a step with every call.
+    """Adds Ornstein-Uhlenbeck noise: one noise state for all rows, which is updated in every call.
 
-    A call first does state += -theta * state + sigma * N(0, 1), then disturbs the greedy actions of
-    all its rows by scale * base_scale * state * (high - low), the last factor being 1 where a
-    bound is missing. The state goes on from episode to episode. Lillicrap et al. 2016
+    A call first does state += -theta * state + sigma * N(0, 1), then adds
+    scale * base_scale * state * (high - low) to the greedy actions of all its rows, the last factor
+    being 1 where a bound is missing. The state carries over between episodes. Lillicrap et al. 2016
     (arXiv:1509.02971), section 7.
 
     Args:
-        setting: where the strategy is used; its spaces must be Boxes of floats.
+        setting: the context; its spaces must be Boxes of floats.
         ou_theta: how fast the state returns to 0, in [0, 1].
         ou_sigma: the standard deviation of a step.
         ou_base_scale: a factor of all noise.
@@ -248,7 +249,7 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         if ou_state.shape != self._ou_state.shape:
             raise WeightsError(
                 f"`ou_state` must have {len(self._ou_state)} numbers, one per component of the "
-                f"action, but has {len(ou_state)}. Is it that of another action space?"
+                f"action, but has {len(ou_state)}. Is it from another action space?"
             )
         super().set_state(state)
         self._ou_state = ou_state
@@ -265,5 +266,5 @@ def _require_leaves(
         raise ConfigError(
             f"{type(strategy).__name__} supports the action spaces {supported}, and Dicts and "
             f"Tuples of them, but got {setting.dist_class.space}. Choose another `type` in "
-            "`exploration_config`; StochasticSampling takes any space."
+            "`exploration_config`; StochasticSampling supports any space."
         )

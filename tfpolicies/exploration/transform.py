@@ -1,7 +1,7 @@
-"""The shared part of exploration: pure tensor code from a distribution and noise to actions.
+"""The shared part of exploration: tensor code from a distribution and noise to actions.
 
 A transform has a *base*, which chooses actions, and may be *mixed*: each row then takes a uniformly
-random action instead with probability epsilon. All strategies are one of three bases, mixed or
+random action instead with probability epsilon. All strategies use one of three bases, mixed or
 not, so that many of them share one Program:
 
 =================  =======  ======================================================
@@ -13,7 +13,7 @@ base               mixed    strategies
 `Disturb`          yes      GaussianNoise, OrnsteinUhlenbeckNoise
 =================  =======  ======================================================
 
-Zero noise always gives the greedy action, exactly, whatever the parameters are.
+Zero noise always gives exactly the greedy action, for any parameters.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ MIN_TEMPERATURE = 1e-6
 
 
 class Base(Protocol):
-    """How actions are chosen in rows that take no random one."""
+    """Chooses the actions of rows that do not take random ones."""
 
     key: Hashable
     """Equal for equal code, given the same action distribution."""
     noise_size: int
-    """How many columns of noise it takes."""
+    """Number of noise columns that it reads."""
     num_params: int
-    """How many parameters it takes."""
+    """Number of parameters that it reads."""
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws its noise, float32 `[B, noise_size]`."""
 
     def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
-        """Returns an action tensor per leaf, and the distribution they follow or None."""
+        """Returns an action tensor per leaf, and their distribution or None."""
 
 
 class Sample:
-    """Samples of the distribution, its logits divided by a temperature if `tempered`.
+    """Samples the distribution, with logits divided by a temperature if `tempered`.
 
-    Its only parameter, if tempered, is the temperature.
+    The temperature, if tempered, is its only parameter.
     """
 
     def __init__(self, dist_class: ActionDistribution, tempered: bool = False) -> None:
@@ -68,7 +68,7 @@ class Sample:
 
     @property
     def only_kind(self) -> NoiseKind | None:
-        """The kind of the distribution's noise, if there is but one."""
+        """The kind of the distribution's noise, if it is a single kind."""
         blocks = self._dist_class.noise_blocks
         return NOISE_KINDS[blocks[0][0]] if len(blocks) == 1 else None
 
@@ -77,7 +77,7 @@ class Sample:
         return self._dist_class.draw_noise(rng, rows)
 
     def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
-        """Samples."""
+        """Samples the distribution."""
         if self._tempered:
             temperature = tf.maximum(params[0], MIN_TEMPERATURE)
             logits = tf.maximum(distribution.inputs / temperature, MASKED_LOGIT)  # never -inf
@@ -86,26 +86,26 @@ class Sample:
 
 
 class Greedy:
-    """The mode of the distribution."""
+    """Takes the mode of the distribution."""
 
     key: Hashable = ("greedy",)
     noise_size = 0
     num_params = 0
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
-        """Draws nothing."""
+        """Returns no noise, `[B, 0]`."""
         return np.zeros((rows, 0), np.float32)
 
     def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
-        """Takes the mode."""
+        """Returns the mode."""
         return _greedy(distribution), None
 
 
 class Disturb:
-    """The mode plus scaled noise, clipped to the bounds. Its only parameter is the scale.
+    """Adds scaled noise to the mode, clipped to the bounds. Its only parameter is the scale.
 
-    The first column of noise is 1, so that zero noise leaves the mode as it is, not even clipped;
-    the others are added to the components of all leaves, in their order.
+    The first column of noise is 1, so that zero noise leaves the mode unchanged and unclipped; the
+    others are added to the components of all leaves, in their order.
     """
 
     num_params = 1
@@ -124,7 +124,7 @@ class Disturb:
         return noise
 
     def choose(self, distribution: AnyDistribution, noise: tf.Tensor, params: tf.Tensor) -> Chosen:
-        """Adds the noise."""
+        """Adds the noise to the mode."""
         gate = noise[:, :1] > 0.0
         parts = tf.split(noise[:, 1:] * params[0], self._sizes, axis=-1)
         actions = []
@@ -136,10 +136,10 @@ class Disturb:
 
 
 class Transform:
-    """What all policies of one Program share of their exploration.
+    """The part of exploration that policies with the same Program share.
 
     Args:
-        base: how actions are chosen.
+        base: chooses the actions.
         leaves: the leaves of the action space.
         mixed: whether rows may take random actions instead. The first parameter is then epsilon,
             the probability of that; the base's follow.
@@ -148,13 +148,13 @@ class Transform:
         key: hashable, equal for transforms that compile to the same code, given the same class,
             spaces and distribution.
         noise_size: columns of the whole noise: a network's (see `behind`), the base's, then, if
-            mixed, a coin and what random actions take.
-        num_params: float32 parameters.
-        only_kind: the kind of the noise, where all of it is of one kind and every call draws all
-            of it; else None.
+            mixed, one that decides whether the action is random, and those of random actions.
+        num_params: number of float32 parameters.
+        only_kind: the kind of the noise, if it is a single kind and every call draws all of it;
+            else None.
     """
 
-    _before = 0  # columns in front, which are a network's
+    _before = 0  # columns of a network's noise, which come first
 
     def __init__(self, base: Base, leaves: Sequence[ActionLeaf], mixed: bool) -> None:
         self._base = base
@@ -170,7 +170,7 @@ class Transform:
             self.only_kind = base.only_kind
 
     def behind(self, columns: int) -> Transform:
-        """Returns the transform whose noise begins with that of a network, which it draws too.
+        """Returns a transform whose noise starts with that of a network, which it also draws.
 
         Args:
             columns: of the network's noise, standard normal; 0 for the transform itself.
@@ -185,7 +185,7 @@ class Transform:
 
     @cached_property
     def _normal(self) -> np.ndarray:
-        """Which columns of what random actions take are standard normal."""
+        """The standard normal columns of the noise of random actions."""
         return np.flatnonzero(np.concatenate([leaf.normal for leaf in self._leaves]))
 
     def draw_noise(
@@ -195,7 +195,7 @@ class Transform:
         params: np.ndarray,
         base_noise: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Draws the noise of one call, float32 `[B, noise_size]`, not more than `params` call for.
+        """Draws the noise of one call, float32 `[B, noise_size]`, only as far as `params` need it.
 
         Args:
             rng: the policy's generator.
@@ -222,7 +222,7 @@ class Transform:
             noise[:, :at] = base_noise
         if epsilon > 0.0:
             own = rng.random((rows, noise.shape[1] - at), np.float32)
-            own[:, 0] = 1.0 - own[:, 0]  # the coin, in (0, 1], as 0 means none
+            own[:, 0] = 1.0 - own[:, 0]  # the coin, in (0, 1], because 0 means no noise
             if len(self._normal):
                 shape = (rows, len(self._normal))
                 own[:, 1 + self._normal] = rng.standard_normal(shape, np.float32)
@@ -234,8 +234,8 @@ class Transform:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns an action tensor `[B, *shape]` per leaf, and their log-probabilities `[B]`.
 
-        Log-probabilities are those of the sampled distribution, also for random actions; 0 where
-        the base is no distribution. Zero noise gives the greedy actions.
+        Log-probabilities are those of the sampled distribution, also for random actions; 0 if
+        the base has no distribution. Zero noise gives the greedy actions.
 
         Args:
             distribution: `[B]` distributions, with `inputs`, `sample_leaves`, `logp_leaves`, and

@@ -1,4 +1,4 @@
-"""How a policy with a Program acts: inputs are checked, the runtime runs, counters count."""
+"""Compiled acting: checks inputs, runs the runtime, and counts rows."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class CompiledActing(Acting):
     """Runs the act function of a Program for one policy.
 
     Args:
-        policy: whose state acts; "auto" inference is resolved in its config on first use.
+        policy: the policy; "auto" inference is resolved in its config on first use.
     """
 
     reads_episodes = False
     has_own_single_action = False
-    """Whether the policy has a `compute_single_action` of its own."""
+    """Whether the policy overrides `compute_single_action`."""
 
     def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
@@ -53,7 +53,7 @@ class CompiledActing(Acting):
         self.exploration: Any = policy.exploration
         self.config = policy.config
         self._no_params = np.zeros(0, np.float32)
-        # What is asked in every step is looked up once.
+        # Cached, because every step reads these.
         ports = program.ports
         transform = program.spec.explorer
         self._num_params, self._noise_size = transform.num_params, transform.noise_size
@@ -74,22 +74,20 @@ class CompiledActing(Acting):
         check = InputCheck(spec.observation_space, spec.action_space, further).check
         self.reader = InputReader(ports, self.config, check)
         self._disturbed: tuple[int, PolicyState] | None = None
-        # The last outputs, and what `act` made of them.
+        # The last outputs, and the result of `act` for them.
         self._last: tuple[Any, tuple[Any, dict[str, np.ndarray]]] = (None, (None, {}))
 
     @property
     def stackable(self) -> CompiledActing:
-        """What can act in one call with others of its Program: this."""
+        """This object: it can act in one call with other policies of its Program."""
         return self
 
     @property
     def input_views(self) -> Sequence[View]:
-        """The views that `act` is to be given: those that the model reads."""
         return self.views
 
     @property
     def has_fixed_initial_state(self) -> bool:
-        """Whether all episodes begin with the same memory."""
         return "get_initial_state" not in self.policy._overridden
 
     @functools.cached_property
@@ -106,13 +104,12 @@ class CompiledActing(Acting):
 
     @property
     def inference(self) -> str:
-        """The runtime that acts, "onnx" or "tf", with "auto" resolved."""
         _ = self.runner
         return str(self.config["inference"])
 
     @property
     def tries_onnx(self) -> bool:
-        """Whether ONNX Runtime is to act, if it can."""
+        """Whether ONNX Runtime is a candidate for acting."""
         return "onnx" in self._candidates()
 
     def _candidates(self) -> Sequence[str]:
@@ -166,12 +163,11 @@ class CompiledActing(Acting):
         clip: bool | None = None,
         **arguments: Any,
     ) -> SingleAction:
-        """Acts on one observation; see `Acting.act_single`."""
         if self.has_own_single_action:
             return super().act_single(obs, state, unsquash=unsquash, clip=clip, **arguments)
         try:
             outputs, explore = self.run_single(obs, state, **arguments)
-        except MemoryCountError:  # the policy's method takes memories of ported code, too
+        except MemoryCountError:  # the policy's method also accepts states of ported code
             return super().act_single(obs, state, unsquash=unsquash, clip=clip, **arguments)
         env_actions = outputs.env_actions
         if unsquash is not None or clip is not None:
@@ -201,7 +197,7 @@ class CompiledActing(Acting):
             Arrays `[1, ...]` that are valid until the next call, and whether it explored.
 
         Raises:
-            MemoryCountError: for a memory of another number of arrays than the policy's.
+            MemoryCountError: if the recurrent state has another number of arrays than the policy's.
         """
         del info, episode, kwargs
         if input_dict is None and self.reader.reads_obs_only and state is None and obs is not None:
@@ -216,13 +212,13 @@ class CompiledActing(Acting):
         return self.run(inputs, explore, timestep), explore
 
     def predict(self, obs: Structure, *, batched: bool, explore: bool | None) -> Any:
-        """Returns actions for the environment, as arrays of the caller's own.
+        """Returns actions for the environment, as arrays that the caller owns.
 
-        For policies that read the observation alone (`reads_obs_only`).
+        Only for policies that read nothing but the observation (`reads_obs_only`).
 
         Args:
             obs: one observation, or a batch `[B, ...]`.
-            batched: which of both it is.
+            batched: whether `obs` is a batch.
             explore: sample or be greedy; None takes `config["explore"]`.
         """
         rows = obs if batched else with_batch_axis(obs)
@@ -235,7 +231,6 @@ class CompiledActing(Acting):
 
     @contextlib.contextmanager
     def prefetch_noise(self, rows: int) -> Iterator[None]:
-        """Draws the noise of calls for `rows` rows in one go; see `Acting.prefetch_noise`."""
         state, kind, size = self.state, self.only_kind, self._noise_size
         if kind is not None and self.config["explore"] and not self.resets_per_episode:
             with state.lock:
@@ -247,7 +242,7 @@ class CompiledActing(Acting):
             state.settle()
 
     def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
-        """Returns the outputs of acting as `act` does."""
+        """Returns environment actions and columns, as `act` does."""
         columns = dict(zip(self._action_names, out.actions, strict=True))
         columns["action_logp"] = out.logp
         columns["action_dist_inputs"] = out.dist_inputs
@@ -260,17 +255,17 @@ class CompiledActing(Acting):
         return nest(self._action_space, out.env_actions), columns
 
     def start_episode(self) -> None:
-        """Has the exploration note that an episode ended and the next one begins."""
+        """Notifies the exploration that an episode ended and the next one starts."""
         self.exploration.on_episode_end()
         self.exploration.on_episode_start()
 
     def arrays(self, outputs: ActOutputs, *, explore: bool, own: bool) -> list[np.ndarray]:
-        """Returns the arrays that belong into an `ActionBatch`, `[..., N, *shape]` each.
+        """Returns the arrays of an `ActionBatch`, `[..., N, *shape]` each.
 
         Args:
             outputs: NumPy arrays.
             explore: whether the actions were sampled; else their log-probabilities are 0.
-            own: whether the outputs are the caller's own; else they are copied.
+            own: whether the caller owns the outputs; else they are copied.
         """
         found = [*outputs.actions, *outputs.states]
         found += [outputs.logp, outputs.prob, outputs.dist_inputs, *outputs.extras.values()]
@@ -283,20 +278,11 @@ class CompiledActing(Acting):
         return found
 
     def first_row(self, outputs: ActOutputs, *, explore: bool) -> ActionBatch:
-        """Returns the first row of what acting gave, as arrays of the caller's own.
-
-        Args:
-            outputs: arrays `[1, ...]`.
-            explore: whether the action was sampled; else its log-probability is 0.
-        """
+        """Returns the first row of outputs `[1, ...]`, as arrays that the caller owns."""
         return self.batch([x[0] for x in self.arrays(outputs, explore=explore, own=False)])
 
     def batch(self, arrays: Sequence[np.ndarray]) -> ActionBatch:
-        """Returns the `ActionBatch` of N rows.
-
-        Args:
-            arrays: `[N, *shape]` each, in the order of `arrays`.
-        """
+        """Returns the `ActionBatch` of N rows from arrays `[N, *shape]`, ordered as by `arrays`."""
         count, first = len(self._action_names), self._first_extra
         actions = arrays[0] if self._is_flat else nest(self._action_space, arrays[:count])
         extras = dict(zip(self._result_names, arrays[first:], strict=True))
@@ -309,15 +295,15 @@ class CompiledActing(Acting):
         timestep: int | None = None,
         numbers: np.ndarray | None = None,
     ) -> tuple[PolicyState, Any, np.ndarray]:
-        """Counts the rows of a call and draws what it takes; the lock of the state is held.
+        """Counts the rows of a call and draws its noise. The caller holds the state's lock.
 
         Args:
             rows: N.
             explore: sample or be greedy.
-            timestep: for schedules of exploration; None takes the policy's own.
-            numbers: contiguous float32 `[N, noise_size]`, which the numbers that become noise are
-                drawn into, where all noise is of one kind (`only_kind`) and `explore` holds;
-                finishing it is left to the caller then.
+            timestep: for exploration schedules; None takes the policy's own.
+            numbers: contiguous float32 buffer `[N, noise_size]` for the random numbers. Needs
+                `explore` and noise of a single kind (`only_kind`). The caller then finishes the
+                noise.
 
         Returns:
             The state to act with, the noise `[N, noise_size]` and the exploration's parameters.
@@ -353,7 +339,7 @@ class CompiledActing(Acting):
         return state, noise, params
 
     def _disturbed_state(self) -> PolicyState:
-        """Returns a state with the weights that parameter noise acts with in this episode."""
+        """Returns a state with the perturbed weights of this episode (parameter noise)."""
         known, explorer = self._disturbed, self.exploration
         if known is None or known[0] != self.state.version or explorer.wants_perturbation:
             disturbed = self.state.copy()
@@ -367,17 +353,17 @@ class CompiledActing(Acting):
     def dist_inputs(
         self, inputs: Sequence[np.ndarray], state: PolicyState | None = None
     ) -> np.ndarray:
-        """Returns the distribution's inputs of checked inputs, `[N, n]`; counts nothing.
+        """Returns the distribution inputs `[N, n]` for checked inputs; counts no rows.
 
         Args:
             inputs: one array per port.
-            state: another one of the kind; None for the policy's own.
+            state: another state of the same Program; None for the policy's own.
         """
         outputs = self._greedy(inputs, self.state if state is None else state)
         return np.array(outputs.dist_inputs)
 
     def values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the values of checked inputs, float32 `[N]`; counts nothing."""
+        """Returns the values for checked inputs, float32 `[N]`; counts no rows."""
         return np.array(self._greedy(inputs, self.state).values)
 
     def _greedy(self, inputs: Sequence[np.ndarray], state: PolicyState) -> ActOutputs:
@@ -391,7 +377,7 @@ class CompiledActing(Acting):
         """Returns normalised actions as one array per leaf.
 
         Raises:
-            ObservationError: if they do not fit the action space.
+            ObservationError: if an action does not fit the action space.
         """
         spec = self.program.spec
         found = batch_leaves(spec.action_leaves, actions, "actions")
@@ -411,8 +397,6 @@ class CompiledActing(Acting):
                 )
         return found
 
-    # -- other questions ----------------------------------------------------------------------
-
     def log_likelihoods(
         self, actions: Structure, inputs: Sequence[np.ndarray], *, normalized: bool
     ) -> np.ndarray:
@@ -426,9 +410,7 @@ class CompiledActing(Acting):
             actions = nest(spec.action_space, spec.action_mapping.from_env(found))
         checked = self.checked_actions(actions)
         if len(checked[0]) != len(inputs[0]):
-            raise BatchError(
-                f"{len(checked[0])} actions were given for {len(inputs[0])} observations."
-            )
+            raise BatchError(f"Got {len(checked[0])} actions for {len(inputs[0])} observations.")
         with self.state.lock:
             return self.program.runtime.log_likelihoods(self.state, inputs, checked)
 
@@ -439,6 +421,5 @@ class CompiledActing(Acting):
         unsquash: bool | None = None,
         clip: bool | None = None,
     ) -> list[np.ndarray]:
-        """Returns leaves of normalised actions as the environment takes them."""
         mapping = self.program.spec.action_mapping.override(unsquash, clip)
         return mapping.to_env(actions)

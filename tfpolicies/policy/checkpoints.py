@@ -1,4 +1,4 @@
-"""Policies as checkpoint folders: what is written, and how a policy is made from it."""
+"""Checkpoint folders of policies: writes them, and creates policies from them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _GROUPS = {
     "reward_filter": "reward_filter",
     "_optimizer_variables": "optimizer",
 }
-"""Keys of a state that hold arrays by name, and their groups of array files."""
+"""Keys of a state that hold arrays by name, and the groups of array files that store them."""
 
 FOR_TRAINING = (
     "callbacks",
@@ -81,15 +81,15 @@ FOR_TRAINING = (
     "before_learn_on_batch",
     "evaluation_config",
 )
-"""Settings whose objects a policy needs only where it is trained, or its algorithm."""
+"""Settings whose objects only training or the algorithm needs."""
 
 
 def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPart:
-    """Returns what a checkpoint holds of a policy: manifest and arrays.
+    """Returns the manifest and the arrays of a policy's checkpoint.
 
     Args:
         policy: the policy.
-        state: what `get_state` returned, to be written instead of the present state.
+        state: a state from `get_state`, written instead of the current one.
     """
     state = policy.get_state() if state is None else state
     arrays = _arrays_in(state)
@@ -117,11 +117,11 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
 
 
 _CHECKED = ("weights", "target", "optimizer")
-"""The groups that training may fill with NaN; filters look after themselves."""
+"""The groups that training may fill with NaN; filters check themselves."""
 
 
 def _first_bad(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, float] | None:
-    """Returns the place and value of the first weight that is not finite; None without one."""
+    """Returns place and value of the first weight that is not finite, or None."""
     return first_bad(
         {
             f"{group}[{key!r}]": array
@@ -132,32 +132,32 @@ def _first_bad(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, flo
 
 
 def is_finite_state(state: Mapping[str, Any]) -> bool:
-    """Whether the weights in a state of `get_state` have neither NaN nor infinity."""
+    """Whether the weights in a state from `get_state` have neither NaN nor infinity."""
     return _first_bad(_arrays_in(state)) is None
 
 
 def set_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
-    """Sets a state that was stored; whether it is finite was asked before."""
+    """Sets a stored state. The caller has checked whether it is finite."""
     with policy.driver.allow_non_finite():
         policy.set_state(state)
 
 
 def check_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
-    """Checks what `set_stored_state` would set."""
+    """Checks a state as `set_stored_state` would, and changes nothing."""
     with policy.driver.allow_non_finite():
         policy.driver.check_state(state)
 
 
 def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a policy's config without an environment that has no name: no policy needs it."""
+    """Drops an environment that has no name from a config: no policy needs it."""
     env = config.get("env")
     return {**config, "env": env if isinstance(env, str) else None}
 
 
 def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arrays of a state by their groups; empty groups are not among them.
+    """Returns the arrays of a state by group, without empty groups.
 
-    Python's numbers, which the weights of custom policies may be, are arrays without axes.
+    Python numbers, which custom policies may have as weights, become 0-d arrays.
     """
     groups = {group: state.get(key) for key, group in _GROUPS.items()}
     return {
@@ -171,36 +171,30 @@ def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asks_for_gpu(policy: Any) -> bool:
-    """Whether a policy learns on a GPU where there is one."""
     return policy.driver.program is not None and bool(policy.config["num_gpus"])
 
 
 def _warn_of_other_device(stored: str | None, policy: Any) -> None:
-    """Says in one line that a policy which learned without a GPU learns on one here.
+    """Logs that a policy which learned without a GPU now learns on one.
 
-    Where a GPU is missing, whoever looks for it says so.
+    A missing GPU is reported by the code that looks for it.
     """
     if stored == CPU and _asks_for_gpu(policy) and policy.devices != [CPU]:
         logger.warning(
-            "policy %r learned on the CPU, and num_gpus=%s has it learn on the GPU that is here; "
-            "num_gpus=0 keeps it on the CPU",
+            "policy %r learned on the CPU; with num_gpus=%s it now learns on the GPU; set "
+            "num_gpus=0 to keep it on the CPU",
             *(policy.policy_id, policy.config["num_gpus"]),
         )
 
 
 def _fingerprint(policy: Any, saved: Collection[str] | None = None) -> str | None:
-    """Returns a hash that says whether states fit a policy; None for custom policies.
-
-    Args:
-        policy: the policy.
-        saved: see `program_fingerprint`.
-    """
+    """Returns a hash that tells whether states fit a policy; None for custom policies."""
     program = policy.driver.program
     return program and program_fingerprint(program.spec, program.layout.slots, saved)
 
 
 def policy_record(policy: Any) -> dict[str, Any]:
-    """Returns what must be known of a policy besides its variables, as JSON values."""
+    """Returns the description of a policy without its variables, as JSON values."""
     part = policy_part(policy)
     warn_of_unavailable(part.manifest)
     filters = {key: encode_value(part.arrays[key]) for key in FILTERS if key in part.arrays}
@@ -214,13 +208,13 @@ def policy_of_record(
     num_weights: int,
     model_work_limit: float = 1.0,
 ) -> Any:
-    """Returns a policy as `policy_record` described it, with variables still to come.
+    """Returns the policy that `policy_record` described; its variables must be set afterwards.
 
     Args:
-        record: what `policy_record` returned.
+        record: the result of `policy_record`.
         source: where it is from, for messages.
-        classes: classes of policies outside this package that it may name.
-        num_weights: how many weights there are to come, at most.
+        classes: policy classes outside this package that it may name.
+        num_weights: upper bound for the number of weights.
         model_work_limit: see `limit_work`.
 
     Raises:
@@ -234,7 +228,7 @@ def policy_of_record(
 
 
 def _built_model(policy: Any) -> keras.Model | None:
-    """Returns the model that a factory made for a policy; None where no factory did."""
+    """Returns the model that a factory made for a policy; None without a factory."""
     custom = policy.config.get("model", {}).get("custom_model")
     program = policy.driver.program
     if custom is None or program is None:
@@ -245,14 +239,14 @@ def _built_model(policy: Any) -> keras.Model | None:
 
 @dataclasses.dataclass(frozen=True)
 class StoredPolicy:
-    """A policy as a checkpoint has it.
+    """A policy in a checkpoint.
 
     Attributes:
         checkpoint: of the policy.
         source: where it is from, for messages.
         classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
-        unneeded: settings that are not asked for where the file could not hold them.
+        unneeded: settings that may be missing if the file could not store them.
     """
 
     checkpoint: Any
@@ -273,13 +267,13 @@ class StoredPolicy:
     def state_for(self, policy: Any, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the state for a policy whose config may differ from the stored one.
 
-        Hyperparameters for which the two configs differ are those of the policy's config; see
-        `with_configured_hyperparameters`. The state of an exploration strategy means nothing to
-        another one, which begins as it is when made. Classes of one name count as one.
+        Hyperparameters for which the two configs differ are taken from the policy's config; see
+        `with_configured_hyperparameters`. The exploration state is dropped if the policy has
+        another strategy. Classes with the same name count as the same strategy.
 
         Args:
             policy: the policy.
-            overrides: settings that the caller named; None for those of this record.
+            overrides: settings that the caller named; None for those of this object.
         """
         state, settings = self.state, self.checkpoint.manifest["config"]["settings"]
         strategy, own = settings.get("exploration_config"), getattr(policy, "exploration", None)
@@ -305,15 +299,15 @@ class StoredPolicy:
         if found is not None:
             raise CheckpointError(
                 f"{self.source} is not finite: {found[0]} is {found[1]}. It was saved while "
-                "training went on with such numbers (on_nan='warn'). Load an older checkpoint; or "
-                "give allow_non_finite=True to look into this one."
+                "training continued with such numbers (on_nan='warn'). Load an older checkpoint; "
+                "or give allow_non_finite=True to inspect this one."
             )
 
     def policy(self, *, allow_non_finite: bool = False) -> Any:
         """Returns a new policy with the stored class, spaces, config and state.
 
         Args:
-            allow_non_finite: take weights with NaN or infinity, too.
+            allow_non_finite: also accept weights with NaN or infinity.
         """
         self.require_finite(allow=allow_non_finite)
         with built_from(self.source, self.weight_shapes):
@@ -322,7 +316,7 @@ class StoredPolicy:
         return policy
 
     def built(self) -> Any:
-        """Returns a new policy of the stored class, spaces and config."""
+        """Returns a new policy with the stored class, spaces and config, but fresh weights."""
         spec, manifest = self._stored_spec(), self.checkpoint.manifest
         found: Any = spec.policy_class
         program, policy_id = manifest.get("program"), manifest.get("policy_id")
@@ -334,9 +328,9 @@ class StoredPolicy:
             _warn_of_other_device(manifest.get("device"), policy)
         if _fingerprint(policy, self._saved_hyperparameters(policy)) != program:
             raise CheckpointError(
-                f"{self.source} does not fit {found.__name__}: its variables are others than when "
-                "it was saved, or it lacks a hyper-parameter. Load it with the class and model it "
-                "was saved with."
+                f"{self.source} does not fit {found.__name__}: the variables differ from the saved "
+                "ones, or a hyper-parameter is missing. Load it with the class and model it was "
+                "saved with."
             )
         return policy
 
@@ -347,9 +341,9 @@ class StoredPolicy:
         return {*(state.get("hyperparameters") or ()), *aliased}
 
     def spec(self) -> PolicySpec:
-        """Returns how a worker makes the policy: its class, spaces and whole config.
+        """Returns class, spaces and complete config, from which a worker creates the policy.
 
-        The observation space is the environment's, before connectors; None if they do not tell it.
+        The observation space is the environment's, before connectors; None if they do not store it.
 
         Raises:
             CheckpointError: if the manifest lacks it, or names an unknown class.
@@ -375,7 +369,7 @@ class StoredPolicy:
             _ = manifest["state"]
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{self.source}: its manifest lacks or garbles {error}."
+                f"{self.source}: its manifest lacks {error}, or has it malformed."
             ) from error
         return PolicySpec(found, *spaces, config)
 
@@ -383,25 +377,26 @@ class StoredPolicy:
         """Returns the stored class.
 
         Raises:
-            CheckpointError: if the manifest names none, or one that is not known.
+            CheckpointError: if the manifest has none, or an unknown one.
         """
         stored: Any = self.checkpoint.manifest.get("policy_class")
         named = stored if isinstance(stored, Mapping) else {}
         name = named.get("$import") or named.get("$unavailable")
         if not isinstance(name, str):
-            raise CheckpointError(f"{self.source} names no policy class, but {stored!r:.80}.")
+            raise CheckpointError(f"{self.source} must name a policy class, got {stored!r:.80}.")
         known = {describe(each): each for each in self.classes}
         found = admitted(decode_value(stored), POLICY_CLASS, known=known)
         if isinstance(found, Missing) and not (found.importable and name.startswith("tfpolicies.")):
             raise CheckpointError(
-                f"{self.source} holds a policy of the class {name}, which is not one of this "
-                "package's."
+                f"{self.source} holds a policy of the class {name}, which is not in this package."
             ).advised(
                 f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class.",
                 {"algo": "MODULE:CLASS"},
             )
         if not fits(found, POLICY_CLASS.kind):
-            raise CheckpointError(f"{self.source}: {name} is no policy class that can be made.")
+            raise CheckpointError(
+                f"{self.source}: {name} is not a policy class that can be instantiated."
+            )
         return found
 
 
@@ -411,25 +406,25 @@ def with_configured_hyperparameters(
     stored: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns a state in which a policy's hyperparameters hold where its config differs.
+    """Returns a state that takes hyperparameters from a policy's config where the configs differ.
 
-    A policy's numbers may differ from its config, for example after `set_hyper`; so they are kept
-    where both configs agree. Where they differ, the number in the policy's config is what its user
-    chose, and the state gets it. A hyperparameter with a schedule follows the policy's schedule in
-    any case.
+    A policy's hyperparameters may differ from its config, for example after `set_hyper`. They are
+    kept where both configs agree. Where the configs differ, the user chose the value in the
+    policy's config, so the state gets it. A hyperparameter with a schedule always follows the
+    policy's schedule.
 
     Args:
         policy: the policy that the state is for.
         state: as `Policy.get_state` returns it; it is not changed.
         stored: the config of the policy that the state is from.
-        overrides: settings that the user named: their values hold even where both configs agree.
+        overrides: settings that the user named: their values win even where both configs agree.
     """
     if policy.driver.program is None:
         return dict(state)
     spec, config, named = policy.program.spec, policy.config, overrides or {}
 
     def differs(name: str) -> bool:
-        if callable(config.get(name)):  # a schedule, which gives the number itself
+        if callable(config.get(name)):  # a schedule, which computes the number
             return False
         if name not in config:
             return name in stored
@@ -449,7 +444,6 @@ def with_configured_hyperparameters(
 
 
 def _strategy_name(record: Json) -> str:
-    """Returns the name of the strategy's class in an `exploration_config` as it is stored."""
     kind = record.get("type") if isinstance(record, Mapping) else None
     if isinstance(kind, Mapping):
         kind = kind.get("$import") or kind.get("$unavailable")
@@ -473,17 +467,17 @@ def policies_in(whole: Checkpoint, source: str, *more: Any) -> dict[str, StoredP
 def write_policy_checkpoint(
     policy: Any, folder: str | os.PathLike[str], state: Mapping[str, Any] | None
 ) -> None:
-    """Writes a policy into a folder, replacing the checkpoint that is there as a whole."""
+    """Writes a policy into a folder, replacing a checkpoint that is there."""
     part = policy_part(policy, state)
     warn_of_unavailable(part.manifest)
     write_checkpoint(folder, part.manifest_name, part.manifest, part.arrays)
 
 
 def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Returns how pickle makes a policy: its checkpoint, and the settings no file can hold.
+    """Returns the `__reduce__` value of a policy: its checkpoint and unserializable settings.
 
     Raises:
-        UnpicklableError: if its class, or one of those settings, has no name to be found by.
+        UnpicklableError: if its class, or one of those settings, cannot be imported by a name.
     """
     part, kind = policy_part(policy), type(policy)
     stored = decode_settings(part.manifest["config"]["settings"])
@@ -497,12 +491,12 @@ def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
 def _unpickled(policy_class: type, frozen: Any, given: Mapping[str, Any]) -> Any:
     source = f"A pickled {policy_class.__name__}"
     stored = StoredPolicy(checkpoint_of(frozen), source, [policy_class], arrived(given))
-    with limit_work(math.inf):  # whoever unpickles trusts the source
+    with limit_work(math.inf):  # unpickling requires a trusted source anyway
         return stored.policy()
 
 
 def path_of(checkpoint: Any) -> str | os.PathLike[str]:
-    """Returns the folder of a checkpoint, as written, or of what `Algorithm.save` returned."""
+    """Returns the folder of a checkpoint: a path, or the result of `Algorithm.save`."""
     found = getattr(checkpoint, "checkpoint", checkpoint)
     path: str | os.PathLike[str] = getattr(found, "path", found)
     return path
@@ -521,22 +515,22 @@ def load_policies(
 
     Args:
         path: the folder, as the caller wrote it.
-        policy_ids: of an algorithm's checkpoint, only these.
-        policy_class: what each must be.
+        policy_ids: of an algorithm's checkpoint, load only these.
+        policy_class: the expected base class of each policy.
         overrides: settings that replace stored ones.
-        allow_non_finite: take weights with NaN or infinity, too.
+        allow_non_finite: also accept weights with NaN or infinity.
         known: classes of other packages that the checkpoint may name.
 
     Raises:
-        CheckpointError: if the checkpoint is missing, damaged or foreign, if one of the policies is
-            no `policy_class`, or if `policy_ids` are given for the checkpoint of a single policy.
+        CheckpointError: if the checkpoint is missing, damaged or foreign, if a policy is not a
+            `policy_class`, or if `policy_ids` are given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
     folder, classes = resolve_path(path), [policy_class, *known]
     source = repr(os.fspath(path))
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
-    if is_part and policy_ids is None and not folder.exists():  # named by its id alone
+    if is_part and policy_ids is None and not folder.exists():  # the path ends with a policy id
         found = load_policies(
             parent, [name], policy_class, overrides, allow_non_finite=allow_non_finite, known=known
         )
@@ -559,16 +553,7 @@ def load_policies(
 
 
 def _require_class(found: Mapping[Any, StoredPolicy], source: str, wanted: type) -> None:
-    """Checks that policies are of a class or of subclasses of it.
-
-    Args:
-        found: by id; a single one by None.
-        source: where they are from, for messages.
-        wanted: the class.
-
-    Raises:
-        CheckpointError: naming all that are not, and the call that takes them.
-    """
+    """Checks that policies, by id (None for a single one), are of a class or its subclasses."""
     classes = {pid: stored.policy_class() for pid, stored in found.items()}
     others = {pid: kind for pid, kind in classes.items() if not issubclass(kind, wanted)}
     if not others:
@@ -584,6 +569,6 @@ def _require_class(found: Mapping[Any, StoredPolicy], source: str, wanted: type)
     calls += ["Policy.from_checkpoint(path)"]
     what = "a policy of the class" if None in others else "policies of other classes,"
     raise CheckpointError(
-        f"{source} holds {what} {held}, but is to be loaded as {wanted.__name__}. Call "
-        f"{' or '.join(calls)}; the last takes all classes."
+        f"{source} holds {what} {held}, but should be loaded as {wanted.__name__}. Call "
+        f"{' or '.join(calls)}; the last accepts all classes."
     )

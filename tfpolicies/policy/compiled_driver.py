@@ -1,4 +1,4 @@
-"""Driving a policy with a Program: its parts ask that, or methods that are the policy's own."""
+"""Driver of policies with a Program. Methods that a policy overrides are called instead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEPT = ("agent_connectors", "action_connectors", "_views")
 
 
 class OverriddenActing(Acting):
-    """Acts by the methods that a policy has of its own; the Program filters and maps actions."""
+    """Acts by methods that a policy overrides; the Program filters and maps actions."""
 
     def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
@@ -36,12 +36,11 @@ class OverriddenActing(Acting):
 
     @property
     def has_fixed_initial_state(self) -> bool:
-        """Whether all episodes begin with the same memory."""
         return self._compiled.has_fixed_initial_state
 
     @property
     def inference(self) -> str:
-        """The runtime that acts where the methods call those of `TFPolicy`."""
+        """The runtime that acts where the overriding methods call those of `TFPolicy`."""
         return self._compiled.inference
 
     def to_env(
@@ -51,16 +50,14 @@ class OverriddenActing(Acting):
         unsquash: bool | None = None,
         clip: bool | None = None,
     ) -> list[np.ndarray]:
-        """Returns leaves of normalised actions as the environment takes them."""
         return self._compiled.to_env(actions, unsquash=unsquash, clip=clip)
 
     def start_episode(self) -> None:
-        """Has the exploration note that an episode ended and the next one begins."""
         self._compiled.start_episode()
 
 
 class CompiledLearning(Learning):
-    """Lets a policy learn by its Program."""
+    """Trains a policy by its Program."""
 
     def __init__(self, policy: PolicyKind) -> None:
         super().__init__(policy)
@@ -70,21 +67,18 @@ class CompiledLearning(Learning):
 
     @property
     def detects_non_finite(self) -> bool:
-        """Whether an update that is not finite is found by the update itself."""
         return "learn_on_batch" not in self.policy._overridden
 
     @property
     def compile_mode(self) -> str:
-        """How updates are compiled, in words; "tf.function" before that was decided."""
         return (self._updates.form or Form.PLAIN).value
 
     @property
     def lookahead(self) -> int:
-        """How many rows ahead the class's `postprocess_fragments` reads."""
         return 0 if self.postprocesses_trajectories else int(self.policy._lookahead)
 
     def select_columns(self, batch: Mapping[str, Any]) -> list[str]:
-        """Returns the columns that the loss reads; all but infos where methods of its own learn."""
+        """Returns the columns that the loss reads; all but infos if overridden methods learn."""
         if self.policy._overridden.isdisjoint((*overrides.UPDATING, *overrides.LOADING)):
             self._learner.discover()
             return list(self._updates.signature.columns)
@@ -99,7 +93,6 @@ class CompiledLearning(Learning):
         shuffle: bool = True,
         standardize: Collection[str] = (),
     ) -> Mapping[str, Any]:
-        """Standardizes columns as far as the batch has them, then updates."""
         for name in standardize:
             if name in batch:
                 batch[name] = standardized(batch[name])
@@ -125,7 +118,7 @@ class CompiledLearning(Learning):
     def replay(
         self, batch: SampleBatch, minibatch_size: int | None, update_targets: np.ndarray
     ) -> Mapping[str, Any]:
-        """Updates by replayed rows in one compiled call, in which target networks move, too."""
+        """Updates by replayed rows, target networks included, in one compiled call."""
         policy = self.policy
         update_targets = policy._followed(update_targets)
         names = {*overrides.UPDATING, *overrides.LOADING, "learn_epochs"}
@@ -146,11 +139,10 @@ class CompiledLearning(Learning):
         )
 
     def adapt(self, result: Mapping[str, Any]) -> None:
-        """Adapts the policy's coefficients as its class says."""
         self.policy._adapt(result)
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
-        """Takes the rows of a sample into the filters; a frozen policy takes in nothing."""
+        """Adds the rows of a sample to the filters; a frozen policy ignores them."""
         if self._state.frozen_as is not None:
             return
         super().observe(obs, columns)
@@ -163,7 +155,7 @@ class CompiledLearning(Learning):
             policy.exploration.adapt(acting.dist_inputs(rows), disturbed)
 
     def flush_filters(self) -> None:
-        """Lets what was observed take effect: in acting, in learning, in exports.
+        """Applies pending running statistics in acting, learning and exports.
 
         A frozen policy stays as it is.
         """
@@ -176,11 +168,9 @@ class CompiledLearning(Learning):
             self.policy.driver.apply_filters()
 
     def normalize_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Returns observation leaves as they are: the Program filters them."""
         return obs
 
     def resolve(self) -> None:
-        """Decides in the config what every "auto" becomes, as the first use would."""
         policy = self.policy
         self._learner.discover()
         policy.config["jit_compile"] = self._updates.resolve_form(self._state) is not Form.PLAIN
@@ -190,7 +180,6 @@ class CompiledLearning(Learning):
             policy.automatic[name] = policy.config[name]
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
-        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
         self._learner.discover()
         acting = self.policy._acting.tries_onnx
         sizes = rows, num_epochs, minibatch_size
@@ -198,13 +187,12 @@ class CompiledLearning(Learning):
         self.resolve()
 
     def take_seconds_loading(self) -> float:
-        """Returns the seconds spent on making columns of batches since the last call."""
         seconds, self._learner.seconds_loading = self._learner.seconds_loading, 0.0
         return seconds
 
 
 class CompiledDriver(PolicyDriver):
-    """Drives a policy by its Program, and takes care of its state."""
+    """Drives a policy by its Program, and manages its state."""
 
     state: PolicyState
     program: Program
@@ -217,7 +205,6 @@ class CompiledDriver(PolicyDriver):
         self.learning = CompiledLearning(policy)
 
     def choose_parts(self) -> None:
-        """Acts by the Program, unless the policy has methods of its own that act."""
         policy = self.policy
         policy._acting.has_own_single_action = "compute_single_action" in policy._overridden
         is_compiled = policy._overridden.isdisjoint(overrides.ACTING)
@@ -225,25 +212,22 @@ class CompiledDriver(PolicyDriver):
 
     @property
     def version(self) -> Any:
-        """What is equal as long as the numbers are; None where weights are methods' affair."""
+        """A value that changes with the policy's numbers; None if it overrides weight methods."""
         if not self.policy._overridden.isdisjoint(overrides.WEIGHTS):
             return None
         return id(self.state), self.state.version, self.state.hyper.tobytes()
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the policy only acts."""
         return self.state.frozen_as is not None
 
     @property
     def generator(self) -> np.random.Generator:
-        """The generator that draws action noise; see `PolicyDriver`."""
         self.state.settle()
         generator: np.random.Generator = self.state.rng
         return generator
 
     def get_acting_weights(self) -> Mapping[str, np.ndarray] | None:
-        """Returns the weights of the network that acts, if there are more and sampling is ours."""
         if len(self.program.layout.networks) == 1 or self.learning.postprocesses_trajectories:
             return None
         if not self.policy._overridden.isdisjoint((*overrides.WEIGHTS, *overrides.ACTING)):
@@ -252,14 +236,12 @@ class CompiledDriver(PolicyDriver):
         return weights
 
     def apply_filters(self) -> None:
-        """Acts and learns with the filters' present statistics; call it after a change."""
         observed = self.policy.filter
         if observed is not None:
             self.policy._owned.apply_filter(observed)
 
     @contextlib.contextmanager
     def allow_non_finite(self) -> Iterator[None]:
-        """Has `set_weights` and `set_state` take NaN and infinity for a while."""
         policy = self.policy
         before, policy._accepts_non_finite = policy._accepts_non_finite, True
         try:
@@ -268,26 +250,18 @@ class CompiledDriver(PolicyDriver):
             policy._accepts_non_finite = before
 
     def require_changeable(self) -> None:
-        """Raises a `FrozenPolicyError` if the policy is frozen."""
         self.state.require_changeable()
 
     def get_hyperparameter(self, name: str) -> float:
-        """Returns the value in force of a hyper-parameter; see `TFPolicy.hyper`."""
         return float(self.policy.hyper(name))
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
-        """Sets a hyper-parameter of this policy alone; see `TFPolicy.set_hyper`."""
         self.policy.set_hyper(name, value)
 
     def copy_from(self, other: PolicyKind) -> None:
-        """Takes over weights, filter and time step of a policy with such a model.
-
-        Raises:
-            UsageError: if the other has another model; nothing is changed then.
-        """
         policy, source = self.policy, other.driver
         if not isinstance(source, CompiledDriver) or not self._has_variables_like(source.program):
-            raise UsageError(f"{policy!r} cannot act like {other!r}, which is of another kind.")
+            raise UsageError(f"{policy!r} cannot act like {other!r}, which has another model.")
         layout = self.program.layout
         parts: tuple[str, ...] = ACTING
         if all(layout.of(x) == source.program.layout.of(x) for x in layout.networks):
@@ -307,13 +281,11 @@ class CompiledDriver(PolicyDriver):
         return own is other or all(own.layout.of(x) == other.layout.of(x) for x in ACTING)
 
     def make_copy(self, state: Mapping[str, Any]) -> Any:
-        """Returns another policy of the class, made of a state of `get_state`."""
         return type(self.policy).from_state(state)
 
     def copy_with_settings(
         self, policy_id: str, settings: Mapping[str, Any], *, rebuild: bool
     ) -> Any:
-        """Returns a copy with other settings; see `PolicyDriver.copy_with_settings`."""
         changed = super().copy_with_settings(policy_id, settings, rebuild=rebuild)
         if not rebuild:
             return changed

@@ -1,10 +1,10 @@
-"""Counters of policies."""
+"""Integers with TensorFlow's `numpy()`, for counters of policies."""
 
 from __future__ import annotations
 
 
 class Counter(int):
-    """A whole number that is also read as a TensorFlow variable is.
+    """An integer with a `numpy` method, like a TensorFlow variable's.
 
     >>> Counter(3), Counter(3).numpy()
     (3, 3)

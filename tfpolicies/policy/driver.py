@@ -1,9 +1,9 @@
-"""Driving a policy: what samplers, algorithms, evaluation, maps and checkpoints talk to.
+"""Policy drivers: the interface that samplers, algorithms, evaluation, maps and checkpoints use.
 
-A policy has one driver, `policy.driver`, so nobody asks what sort of policy there is. The driver
-here calls the methods of the policy's page: for policies written by hand. That of policies with a
-Program is in `compiled_driver.py`. Acting and learning are a part each, since a subclass may
-override one of them alone.
+Each policy has one driver, `policy.driver`, so callers never check the policy type. The driver in
+this module calls the public methods of a custom policy. Policies with a Program have the driver in
+`compiled_driver.py`. A driver has two parts, acting and learning, because a subclass may override
+only one of them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfpolicies")
 
 FILTERS = ("filter", "reward_filter")
-"""The attributes of a policy that hold its running statistics; None where there are none."""
+"""The attributes of a policy that hold its running statistics, or None."""
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 class _Part:
-    """A part of a driver. It does not keep its policy, so that this goes with its last handle."""
+    """A part of a driver. It references its policy weakly, so that the policy can be freed."""
 
     def __init__(self, policy: Any) -> None:
         self._reference = weakref.ref(policy)
@@ -60,16 +60,16 @@ class _Part:
             raise ReferenceError("The policy of this driver is gone. Keep the policy itself.")
         return policy
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy of the policy gets a driver of its own
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy of the policy gets its own driver
         return type(None), ()
 
 
 class SingleAction(NamedTuple):
-    """What acting on one observation gives.
+    """Result of acting on one observation.
 
     Attributes:
         env_action: for the environment.
-        states: the new memory, arrays without a batch axis.
+        states: the new recurrent state, arrays without a batch axis.
         extras: such as `action_logp`, by name.
     """
 
@@ -79,19 +79,18 @@ class SingleAction(NamedTuple):
 
 
 class Acting(_Part):
-    """Acts by a policy's `compute_actions`, for those who step environments.
+    """Acts by a policy's `compute_actions`, for samplers and sessions.
 
-    The memory at the start of an episode is `Policy.get_initial_state`.
+    Episodes start with the recurrent state of `Policy.get_initial_state`.
 
     Attributes:
-        views: what values and the model read besides the observation and the memory.
-        has_fixed_initial_state: whether all episodes begin with the same memory; else each asks for
-            its own.
+        views: the inputs of model and value function besides observation and recurrent state.
+        has_fixed_initial_state: whether all episodes start with the same recurrent state; otherwise
+            `get_initial_state` is called for each.
         resets_per_episode: whether `start_episode` must be called when an episode ends.
         inference: the runtime that acts, "onnx" or "tf", with "auto" resolved; None without a
             Program.
-        stackable: what can act in one call with others of its Program; None if there is no such
-            thing.
+        stackable: the object that can act in one call with others of its Program, or None.
     """
 
     views: Sequence[View] = ()
@@ -101,7 +100,7 @@ class Acting(_Part):
 
     @property
     def has_fixed_initial_state(self) -> bool:
-        """Whether all episodes begin with the same memory."""
+        """Whether all episodes start with the same recurrent state."""
         return False
 
     @property
@@ -111,13 +110,13 @@ class Acting(_Part):
 
     @property
     def input_views(self) -> Sequence[View]:
-        """The views that `act` is to be given: the previous action and reward, and `views`."""
+        """The views that `act` needs: the previous action and reward, and `views`."""
         own = previous(self.policy.action_space)
         return (*own, *(view for view in self.views if view.name not in PREVIOUS))
 
     @property
     def reads_episodes(self) -> bool:
-        """Whether `act` is to be given the last infos and the episodes of its rows."""
+        """Whether `act` needs the last infos and the episodes of its rows."""
         return bool(self.policy._signature.reads_episodes)
 
     def act(
@@ -135,19 +134,20 @@ class Acting(_Part):
         Args:
             obs: observation leaves `[N, ...]`.
             views: the leaves of `input_views`.
-            states: the memory, `[N, ...]` each.
+            states: the recurrent state, `[N, ...]` each.
             explore: sample or be greedy; None takes `config["explore"]`.
-            infos: the last info of each row, where `reads_episodes`.
-            episodes: the episode of each row, likewise.
+            infos: the last info of each row; needed with `reads_episodes`.
+            episodes: the episode of each row; needed with `reads_episodes`.
 
         Returns:
-            Actions for the environment, and the columns to keep of each row: `actions` (one column
-            per leaf), extras, and the new memory `state_out_<i>`. The arrays are valid until the
-            next call.
+            Actions for the environment, and the columns of each row: `actions` (one column per
+            leaf), extras, and the new recurrent state `state_out_<i>`. The arrays are valid until
+            the next call.
 
         Raises:
-            UsageError: if `compute_actions` gives something else, or not one for each observation.
-            ObservationError: if actions are not of the action space's shape.
+            UsageError: if `compute_actions` returns something else, or not one for each
+                observation.
+            ObservationError: if actions do not have the action space's shape.
         """
         policy = self.policy
         leaves = action_leaves(policy.action_space)
@@ -188,10 +188,10 @@ class Acting(_Part):
 
         Args:
             obs: the observation; None if it is in an `input_dict` among the arguments.
-            state: the memory.
+            state: the recurrent state.
             unsquash: see `Policy.env_action`.
-            clip: likewise.
-            **arguments: the others of `Policy.compute_single_action`.
+            clip: see `Policy.env_action`.
+            **arguments: further arguments of `Policy.compute_single_action`.
         """
         policy = self.policy
         action, states, extras = policy.compute_single_action(obs, state, **arguments)
@@ -199,10 +199,10 @@ class Acting(_Part):
         return SingleAction(env_action, states, extras)
 
     def prefetch_noise(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which acting is cheaper; what it gives stays the same.
+        """Returns a context in which acting is faster, with the same results.
 
         Args:
-            rows: on which `act` is to act in it, in all.
+            rows: the total number of rows that `act` gets in it.
         """
         del rows
         return contextlib.nullcontext()
@@ -214,12 +214,12 @@ class Acting(_Part):
         unsquash: bool | None = None,
         clip: bool | None = None,
     ) -> list[np.ndarray]:
-        """Returns leaves of the policy's own actions as the environment takes them.
+        """Maps leaves of the policy's own actions to the environment's actions.
 
         Args:
             actions: `[N, *shape]` each.
             unsquash: see `Policy.env_action`.
-            clip: likewise.
+            clip: see `Policy.env_action`.
         """
         policy = self.policy
         config = policy.config
@@ -231,10 +231,10 @@ class Acting(_Part):
         return mapping.to_env(actions)
 
     def start_episode(self) -> None:
-        """Notes that an episode ended and the next one begins."""
+        """Called when an episode ends and the next one starts."""
 
     def _name_memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Returns a memory by the names that it has in an input dict."""
+        """Returns a recurrent state by its column names in an input dict."""
         if not states:
             return {}
         if self._memory_form is None:
@@ -243,26 +243,26 @@ class Acting(_Part):
 
 
 class Learning(_Part):
-    """Lets a policy learn by its `learn_on_batch`, and prepares what it learns from."""
+    """Trains a policy by its `learn_on_batch`, and prepares its train batches."""
 
     @property
     def detects_non_finite(self) -> bool:
-        """Whether an update that is not finite is found by the update itself."""
+        """Whether an update itself detects results that are not finite."""
         return False
 
     @property
     def compile_mode(self) -> str | None:
-        """How updates are compiled, in words; None without a Program."""
+        """Name of the compilation mode of updates; None without a Program."""
         return None
 
     @property
     def lookahead(self) -> int:
-        """How many rows ahead the postprocessing reads: here trajectories end with fragments."""
+        """Number of later rows that postprocessing reads; 0: trajectories end with fragments."""
         return 0
 
     @property
     def learns(self) -> bool:
-        """Whether the class says how it learns."""
+        """Whether the class implements learning."""
         return bool(self.policy._learns())
 
     @property
@@ -271,14 +271,14 @@ class Learning(_Part):
         return "postprocess_trajectory" in self.policy._overridden
 
     def settle_views(self) -> Mapping[str, ViewRequirement]:
-        """Returns which views batches are to have; from now on that cannot be changed."""
+        """Returns the views that batches must have, and freezes them."""
         requirements = self.policy._own_views()
         requirements.is_settled = True
         views: Mapping[str, ViewRequirement] = requirements.added
         return views
 
     def select_columns(self, batch: Mapping[str, Any]) -> list[str]:
-        """Returns which columns of a batch are kept to learn from them later: all but infos."""
+        """Returns the columns of a batch to keep for learning later: all but infos."""
         return [name for name in batch if name != SampleBatch.INFOS]
 
     def train(
@@ -290,17 +290,18 @@ class Learning(_Part):
         shuffle: bool = True,
         standardize: Collection[str] = (),
     ) -> Mapping[str, Any]:
-        """Learns from a whole train batch: here by `learn_on_batch`, whose affair epochs are.
+        """Learns from a whole train batch; here by `learn_on_batch`, which handles epochs itself.
 
         Args:
             batch: a postprocessed batch of N rows.
-            num_epochs: passes over the batch, where they are not the policy's own affair.
-            minibatch_size: rows per update, likewise.
-            shuffle: whether rows are shuffled, likewise.
-            standardize: columns that get mean 0 and standard deviation 1 first, likewise.
+            num_epochs: passes over the batch. A policy that handles epochs itself ignores this and
+                the following arguments.
+            minibatch_size: rows per update.
+            shuffle: whether rows are shuffled.
+            standardize: columns to scale to mean 0 and standard deviation 1 first.
 
         Returns:
-            The result, as `learn_on_batch` gives it.
+            The result of `learn_on_batch`.
         """
         del num_epochs, minibatch_size, shuffle, standardize
         result: Mapping[str, Any] = self.policy.learn_on_batch(batch)
@@ -315,20 +316,20 @@ class Learning(_Part):
         shuffle: bool = True,
         rng: np.random.Generator | None = None,
     ) -> Mapping[str, Any]:
-        """Updates by all minibatches of all epochs; returns what the last one gave.
+        """Updates by all minibatches of all epochs; returns the result of the last one.
 
-        Rows are shuffled in the batch itself (those of sequences are not). A `learn_epochs` of the
-        policy's own shuffles by itself.
+        Rows are shuffled in place in the batch (those of sequences are not). If the policy has a
+        `learn_epochs`, that shuffles.
 
         Args:
             batch: a postprocessed batch of N rows.
             num_epochs: passes over the batch.
             minibatch_size: rows per update.
             shuffle: whether rows are shuffled.
-            rng: shuffles the rows of a policy without a generator of its own.
+            rng: shuffles the rows of a policy that has no generator.
 
         Raises:
-            UsageError: if a result is no dict.
+            UsageError: if a result is not a dict.
         """
         policy = self.policy
         own = getattr(policy, "learn_epochs", None)
@@ -351,8 +352,8 @@ class Learning(_Part):
 
         Args:
             batch: `[K * minibatch_size]` rows.
-            minibatch_size: rows per update; None for one update of all, whose result also has what
-                the loss records of each row.
+            minibatch_size: rows per update; None for one update of all rows, whose result also has
+                the values that the loss records for each row.
             update_targets: bool `[K]`, whether target networks are updated after each update.
         """
         policy = self.policy
@@ -368,10 +369,10 @@ class Learning(_Part):
         return result
 
     def adapt(self, result: Mapping[str, Any]) -> None:
-        """Adapts the policy's coefficients to what `train` returned, as its class says."""
+        """Adapts the policy's coefficients to the result of `train`."""
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
-        """Takes the rows of a sample into the filters, if there are any, until their next flush.
+        """Adds the rows of a sample to the filters, if any. They take effect at the next flush.
 
         Args:
             obs: observation leaves, `[N, T, ...]` each.
@@ -384,44 +385,44 @@ class Learning(_Part):
             filters["reward_filter"].observe(columns["rewards"])
 
     def flush_filters(self) -> None:
-        """Lets running statistics take effect, between two rounds of training."""
+        """Applies pending running statistics, between two rounds of training."""
         for each in self.policy.driver.filters.values():
             each.flush()
 
     def normalize_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Returns observation leaves `[..., *shape]` as batches are to have them: filtered."""
+        """Returns observation leaves `[..., *shape]` as batches store them: filtered."""
         running = self.policy.driver.filters.get("filter")
         return obs if running is None else running.scaled(obs)
 
     def scale_rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """Returns rewards as batches are to have them: at the scale of a reward filter, if any."""
+        """Returns rewards as batches store them: scaled by the reward filter, if any."""
         running = self.policy.driver.filters.get("reward_filter")
         return rewards if running is None else running(rewards)
 
     def resolve(self) -> None:
-        """Decides in the config what every "auto" becomes, as the first use would."""
+        """Resolves every "auto" setting in the config, as the first use would."""
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
 
     def take_seconds_loading(self) -> float:
-        """Returns the seconds that loading batches for learning took since the last call."""
+        """Returns the seconds spent on loading batches since the last call."""
         return 0.0
 
 
 class PolicyDriver(_Part):
-    """Takes care of what a policy owns, and has the parts that act and learn.
+    """Manages a policy's state, and has the parts that act and learn.
 
-    `Policy.get_state`, `set_state`, `copy` and `close` are those of the page.
+    `get_state`, `set_state`, `copy` and `close` are methods of `Policy`.
 
     Args:
-        policy: that is driven.
+        policy: the policy to drive.
 
     Attributes:
         acting: for samplers, sessions, evaluation and stacked acting.
         learning: for algorithms and workers.
-        state: the `PolicyState` that a `PolicyMap` may send to its stash; None if there is none.
-        program: the `Program` that policies share; None if there is none.
+        state: the `PolicyState` that a `PolicyMap` may swap to disk; None for custom policies.
+        program: the `Program` that policies share; None for custom policies.
         auto_settings: the settings that were "auto".
     """
 
@@ -437,19 +438,19 @@ class PolicyDriver(_Part):
         self.choose_parts()
 
     def choose_parts(self) -> None:
-        """Chooses the parts, at first and when a method of the policy is replaced."""
+        """Chooses the parts. Called again when a method of the policy is replaced."""
         self.acting = Acting(self.policy)
 
     @property
     def spaces(self) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:
-        """The spaces of observations and of actions; None for one that the policy does not have."""
+        """The observation and the action space; None for one that the policy lacks."""
         names = "observation_space", "action_space"
         observation_space, action_space = (getattr(self.policy, name, None) for name in names)
         return observation_space, action_space
 
     @property
     def version(self) -> Any:
-        """What is equal as long as the policy's numbers are; None if nobody knows."""
+        """A value that changes when the policy's numbers change; None if unknown."""
         return None
 
     @property
@@ -459,33 +460,33 @@ class PolicyDriver(_Part):
 
     @property
     def generator(self) -> np.random.Generator | None:
-        """Draws action noise, and the order of minibatches; None if nobody knows of one.
+        """The generator of action noise and of minibatch order; None if unknown.
 
-        Learning that may overlap sampling has another generator for its own draws. Of a policy
-        written by hand it is the attribute `generator`, if that is a NumPy generator.
+        Learning that may overlap sampling has another generator. For a custom policy this is the
+        attribute `generator`, if it is a NumPy generator.
         """
         generator = vars(self.policy).get("generator")
         return generator if isinstance(generator, np.random.Generator) else None
 
     @property
     def filters(self) -> dict[str, Any]:
-        """The running statistics `filter` (observations) and `reward_filter`, as far as there."""
+        """The running statistics `filter` (observations) and `reward_filter`, if present."""
         attributes = vars(self.policy)
         return {name: attributes[name] for name in FILTERS if attributes.get(name) is not None}
 
     def get_acting_weights(self) -> Mapping[str, np.ndarray] | None:
-        """Returns copies of what sampling needs of the weights; None if it needs all of them."""
+        """Returns copies of the weights that sampling needs; None if it needs all."""
         return None
 
     def apply_filters(self) -> None:
-        """Acts and learns with the filters' present statistics from now on."""
+        """Makes acting and learning use the filters' current statistics."""
 
     def allow_non_finite(self) -> contextlib.AbstractContextManager[None]:
-        """Has `set_weights` and `set_state` take NaN and infinity for a while."""
+        """Returns a context in which `set_weights` and `set_state` accept NaN and infinity."""
         return contextlib.nullcontext()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state fits, and changes nothing; see `Policy.set_state` for the errors."""
+        """Checks that a state fits, without changes; see `Policy.set_state` for the errors."""
         self.policy._check_state(state)
 
     def require_changeable(self) -> None:
@@ -493,31 +494,31 @@ class PolicyDriver(_Part):
 
         Raises:
             FrozenPolicyError: if the policy is frozen.
-            UsageError: if nobody knows of hyper-parameters here.
+            UsageError: if the policy has no known hyper-parameters.
         """
         raise self._untunable()
 
     def get_hyperparameter(self, name: str) -> float:
-        """Returns the value in force of a hyper-parameter.
+        """Returns the current value of a hyper-parameter.
 
         Raises:
             ConfigError: if there is none of this name.
-            UsageError: if nobody knows of hyper-parameters here.
+            UsageError: if the policy has no known hyper-parameters.
         """
         raise self._untunable()
 
     def set_hyperparameter(self, name: str, value: float | None) -> None:
-        """Sets a hyper-parameter of this policy alone; see `get_hyperparameter` for the errors."""
+        """Sets a hyper-parameter of this policy only; see `get_hyperparameter` for the errors."""
         raise self._untunable()
 
     def _untunable(self) -> UsageError:
-        return UsageError(f"{self.policy!r} has no hyper-parameters that the map knows of.")
+        return UsageError(f"{self.policy!r} has no known hyper-parameters.")
 
     def copy_from(self, other: Any) -> None:
-        """Takes over from a policy with the same model all that acting depends on.
+        """Copies all state that acting depends on from a policy with the same model.
 
         Raises:
-            UsageError: if the other has another model; nothing is changed then.
+            UsageError: if the other policy has another model; nothing is changed then.
         """
         self.policy.set_weights(other.get_weights())
         self._copy_filters(other.driver)
@@ -528,7 +529,7 @@ class PolicyDriver(_Part):
                 running.sync(other.filters[name])
 
     def make_copy(self, state: Mapping[str, Any]) -> Any:
-        """Returns another policy of the class, spaces and config, with a state of `get_state`."""
+        """Returns a policy of the same class, spaces and config in a state from `get_state`."""
         result: Any = copy.deepcopy(self.policy)
         result.set_state(state)
         return result
@@ -540,9 +541,9 @@ class PolicyDriver(_Part):
 
         Args:
             policy_id: of the copy.
-            settings: that replace those of the config.
-            rebuild: whether the constructor must read them, so that a policy with a Program is
-                made anew, with the connectors and the further attributes of the present one.
+            settings: replace those of the config.
+            rebuild: whether the constructor must read the settings. A policy with a Program is then
+                created again, with the connectors and additional attributes of this one.
         """
         del rebuild
         result: Any = self.policy.copy(policy_id)
@@ -551,10 +552,10 @@ class PolicyDriver(_Part):
 
 
 def validate_result(policy: object, method: str, result: object) -> Mapping[str, Any]:
-    """Returns what a method of a class gave for an update.
+    """Returns the result of an update method after checking its type.
 
     Raises:
-        UsageError: if it is no dict.
+        UsageError: if it is not a dict.
     """
     if isinstance(result, Mapping):
         return result
@@ -568,25 +569,25 @@ def _require_rows(columns: Mapping[str, np.ndarray], rows: int, method: str) -> 
     for name, column in columns.items():
         if column.shape[:1] != (rows,):
             raise UsageError(
-                f"{method} got {rows} observations, but gave {name} of the shape {column.shape}; "
-                "its first axis must have one for each."
+                f"{method} got {rows} observations, but returned {name} of the shape "
+                f"{column.shape}; its first axis must have one entry for each."
             )
 
 
 def _check_result(result: object, method: str) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Returns actions, memory and extras, if that is what `compute_actions` gave."""
+    """Returns actions, recurrent state and extras from a result of `compute_actions`."""
     if isinstance(result, tuple | list) and len(result) == 3:
         actions, memory, extras = result
         if isinstance(memory, list | tuple | Mapping) and isinstance(extras, Mapping):
             return actions, memory, extras
     raise UsageError(
         f"{method} must return (actions, state_outs, extras): state_outs a list or dict of arrays, "
-        f"extras a dict; without a memory (actions, [], {{}}). Got {result!r:.200}."
+        f"extras a dict; without a recurrent state (actions, [], {{}}). Got {result!r:.200}."
     )
 
 
 def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
-    """Warns, once for each class, of an action that `normalize_actions` does not expect."""
+    """Warns, once for each class, of an action outside -1 to 1 with `normalize_actions`."""
     policy_class = type(policy)
     if policy_class in _warned:
         return
@@ -594,9 +595,9 @@ def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.nda
     if unscaled is not None:
         _warned.add(policy_class)
         logger.warning(
-            "%s gave the action %g, but with normalize_actions=True actions are from -1 to 1: the "
-            "environment gets them scaled to the bounds of its action space, and clipped. If your "
-            "policy gives the environment's own actions, set "
+            "%s returned the action %g, but with normalize_actions=True actions are from -1 to 1: "
+            "the environment gets them scaled to the bounds of its action space, and clipped. If "
+            "your policy returns actions in the environment's units, set "
             "environment(normalize_actions=False).",
             policy_class.__name__,
             unscaled,

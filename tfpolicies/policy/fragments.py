@@ -1,4 +1,4 @@
-"""A sample of many environments at once, before it becomes a batch."""
+"""Samples of many environments at once, as postprocessing gets them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Fragments:
         columns: `[N, T, ...]` arrays by name: rewards, terminateds, truncateds, acting extras.
         ends: bool `[N, T]`: the step is the last of its trajectory piece (terminated, truncated, or
             the end of the fragment).
-        policy: whose trajectories these are.
-        open_ends: the places `(n, t)` of ends that are not terminated: two int arrays `[K]`.
-        open_inputs: what acting reads after these steps: the observation leaves reached, the views
-            there, the memory; `[K, ...]` each.
-        added: what postprocessing adds, `[N, T, ...]` arrays by name; it may replace columns.
-        reached: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row takes; None
-            where each keeps its own.
+        policy: the policy whose trajectories these are.
+        open_ends: the indices `(n, t)` of ends that are not terminated, where values are
+            bootstrapped: two int arrays `[K]`.
+        open_inputs: the inputs of acting after these steps: final observation leaves, views,
+            recurrent state; `[K, ...]` each.
+        added: columns that postprocessing adds, `[N, T, ...]` arrays by name; may replace columns.
+        reached: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row gets; None
+            if each row keeps its own.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -39,7 +40,7 @@ class Fragments:
 
     @classmethod
     def of_trajectory(cls, policy: Any, batch: Mapping[str, Any]) -> Fragments:
-        """Returns the fragments of one trajectory's batch, whose last row is its end."""
+        """Returns the fragments of one trajectory's batch, which ends with its last row."""
         rows = len(batch["rewards"])
         ends = np.zeros((1, rows), bool)
         ends[0, -1] = True
@@ -67,10 +68,10 @@ class Fragments:
         return cls(columns, ends, policy, (np.array([0]), np.array([rows - 1])), last)
 
     def next_values(self) -> np.ndarray:
-        """Returns the value of the observation that each step reached, float32 `[N, T]`.
+        """Returns the value of the next observation of each step, float32 `[N, T]`.
 
-        Within a piece it is the next step's `vf_preds`; at an end that is not terminated it is the
-        model's value of the final observation; where the episode terminated it is 0.
+        Within a piece it is the next step's `vf_preds`. At an end that is not terminated it is the
+        model's value of the final observation. It is 0 where the episode terminated.
         """
         values = self.columns["vf_preds"]
         reached = np.empty_like(values)

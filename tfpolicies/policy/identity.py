@@ -1,4 +1,4 @@
-"""What makes a policy this one: its complete config, and the seeds derived from it."""
+"""Complete configs of policies, and the seeds derived from them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from tfpolicies.rules import is_one_of
 from tfpolicies.type_aliases import Setting
 
 AUTOMATIC = ("inference", "jit_compile")
-"""The settings whose "auto" each policy resolves for itself."""
+"""The settings whose "auto" each policy resolves separately."""
 
 
 def complete_config(
     policy_class: type[PolicyKind], config: Mapping[str, Setting] | AlgorithmConfig | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the complete flat config of a policy, and what identifies the policy.
+    """Returns the complete flat config of a policy, and the settings that identify the policy.
 
     Raises:
-        ConfigError: if the config names another framework than the class has (a complete config
-            names one in any case, so it is not taken at its word), or the class lists settings
-            that its config lacks.
+        ConfigError: if the config names another framework than the class has (ignored for complete
+            configs, which always set it), or lacks settings that the class lists.
     """
     identity: dict[str, Any] = {
         "__policy_id": DEFAULT_POLICY_ID,
@@ -53,7 +52,7 @@ def complete_config(
         settings.update_from_dict(given)
     complete = settings.to_dict()
     _require_listed(policy_class, complete)
-    if isinstance(config, AlgorithmConfig):  # what "auto" became is of another policy
+    if isinstance(config, AlgorithmConfig):  # another policy resolved its "auto" settings
         complete |= {name: "auto" for name in AUTOMATIC if name in config.automatic()}
     return _of_runtime(policy_class, complete, named), identity
 
@@ -64,16 +63,16 @@ def _require_listed(policy_class: type[PolicyKind], complete: dict[str, Any]) ->
         if missing:
             name, config = policy_class.__name__, policy_class.config_class.__name__
             raise ConfigError(
-                f"{name}.{kind} lists {missing[0]!r}, which is no setting of {name}.config_class, "
-                f"{config}. Set `config_class` to a subclass of {config} whose training section "
-                "has it."
+                f"{name}.{kind} lists {missing[0]!r}, which is not a setting of "
+                f"{name}.config_class, {config}. Set `config_class` to a subclass of {config} "
+                "whose training section has it."
             )
 
 
 def _of_runtime(
     policy_class: type[PolicyKind], complete: dict[str, Any], named: Setting
 ) -> dict[str, Any]:
-    """Returns a config with what follows from the class's runtime."""
+    """Adds the settings that follow from the class's runtime to a config."""
     in_graph = policy_class.runtime == "session"
     framework = "tf" if in_graph else "tf2"
     if named not in (None, framework):
@@ -88,14 +87,14 @@ def _of_runtime(
                 f"eager_tracing=False contradicts {policy_class.__name__}: graph mode never runs "
                 "eagerly. Use a TF2 class for stepping through with a debugger."
             )
-        # XLA would compile anew in every policy's session, for seconds each.
+        # XLA would compile again in every policy's session, for seconds each.
         automatic = {"inference": "tf", "jit_compile": False}
         complete.update({k: v for k, v in automatic.items() if complete[k] == "auto"})
     return complete
 
 
 def derived_seed(seed: int | None, *parts: int | str | None) -> int:
-    """Returns a seed that depends on all parts by a stable hash; random where `seed` is None."""
+    """Returns a stable hash of all parts as a seed; a random one if `seed` is None."""
     if seed is None:
         return secrets.randbits(63)
     text = "/".join(map(str, (seed, *parts))).encode(errors="surrogatepass")

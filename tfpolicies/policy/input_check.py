@@ -1,8 +1,7 @@
-"""What is refused where actions are asked for by hand: no numbers, no choices, nothing allowed.
+"""Validation of inputs that users pass for acting.
 
-That is NaN and infinity, choices that are not of their space, and masks that allow no action.
-
-Samplers do not ask here: they look at what environments give them (`envs/repairs.py`).
+Refuses NaN and infinity, choices outside of their space, and masks that allow no action. Samplers
+do not use it: `envs/repairs.py` checks the results of environments.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from tfpolicies.models.spaces import (
 )
 
 _FEW = 16
-"""Up to so many numbers, Python adds them up faster than NumPy is asked; 0.2 instead of 0.4 us."""
+"""Up to this size, a sum in Python is faster than NumPy: 0.2 instead of 0.4 us."""
 
-_isfinite, _vdot = math.isfinite, np.vdot  # looked up once: this is asked in every step
-_HINT = "With debugging(check_inputs=False) inputs are taken as they are."
+_isfinite, _vdot = math.isfinite, np.vdot  # looked up once: every step calls them
+_HINT = "With debugging(check_inputs=False) inputs are not checked."
 
 
 class InputCheck:
-    """Looks at the inputs of acting of one kind of policy.
+    """Validates the inputs of acting for policies with the same spaces.
 
     Args:
         observation_space: of the policy.
-        action_space: of the policy; says which columns of a mask are one choice.
-        further: what it reads behind the observations.
+        action_space: of the policy; tells which columns of a mask belong to one choice.
+        further: the inputs after the observations.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class InputCheck:
                 where, value = first_bad({name: array})  # type: ignore[misc]
                 raise ObservationError(
                     f"Observations must be finite, but {where} is {value}; the first index is the "
-                    f"row. Repair it in the environment, or before you act. {_HINT}"
+                    f"row. Fix it in the environment, or before you act. {_HINT}"
                 )
         for i, name, start, count in self._ranges:
             inside = (inputs[i] - start).view(np.uint64) < count  # less than start wraps around
@@ -80,14 +79,14 @@ class InputCheck:
                 at = tuple(np.argwhere(~inside)[0].tolist())
                 low, size = (int(np.broadcast_to(x, inside.shape)[at]) for x in (start, count))
                 raise ObservationError(
-                    f"Choices must be of their space, from {low} to {low + size - 1}, but "
+                    f"Choices must be in their space, from {low} to {low + size - 1}, but "
                     f"{name}{list(at)} is {inputs[i][at]}; the first index is the row. {_HINT}"
                 )
         if self._masks:
             self._check_masks(inputs)
 
     def _check_masks(self, obs: Sequence[np.ndarray]) -> None:
-        """Checks that in each row each choice has an action that the mask allows."""
+        """Checks that the mask allows an action for each choice of each row."""
         masks = [obs[i] for i in self._masks]
         flat = [mask.reshape(len(mask), math.prod(mask.shape[1:])) for mask in masks]
         allowed = np.concatenate(flat, axis=1)
@@ -98,22 +97,22 @@ class InputCheck:
                 columns = "" if len(self._choices) == 1 else f", columns {start} to {stop - 1}"
                 raise ObservationError(
                     f"Each row of action_mask must allow an action, but row {row}{columns} is "
-                    f"{allowed[row, start:stop].tolist()!s:.200}. Do not act where an episode is "
-                    f"over. {_HINT}"
+                    f"{allowed[row, start:stop].tolist()!s:.200}. Do not act after the end of an "
+                    f"episode. {_HINT}"
                 )
 
 
 def _range(leaf: Leaf) -> tuple[str, np.ndarray, np.ndarray]:
-    """Returns the name of a leaf of choices, their starts, and how many there are."""
+    """Returns the name of a leaf of choices, their starts, and their numbers."""
     space: Any = leaf.space
     count = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
     return leaf.name("obs"), np.asarray(space.start, np.int64), np.asarray(count, np.uint64)
 
 
 def _choices(action_space: gym.Space[Any]) -> list[tuple[int, int]]:
-    """Returns the columns of a mask, from and to, of which one must be open.
+    """Returns ranges (start, stop) of mask columns, each of which must allow an action.
 
-    The bits of a MultiBinary may all be forbidden, and a Box of floats has no columns.
+    A MultiBinary needs no allowed bit, and a Box of floats has no columns.
     """
     found, start = [], 0
     for leaf in action_leaves(action_space):

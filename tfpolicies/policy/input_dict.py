@@ -1,4 +1,4 @@
-"""Input dicts: what acting reads, by column name, of one row or of a batch."""
+"""Input dicts: the inputs of acting by column name, for one row or a batch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tfpolicies.type_aliases import Memory, Structure
 
 
 def name_memory(memory: Memory) -> dict[str, Any]:
-    """Returns a memory by the names that it has in an input dict."""
+    """Returns a recurrent state by its column names in an input dict."""
     if isinstance(memory, Mapping):
         return {"state_in": memory}
     return {f"state_in_{i}": part for i, part in enumerate(memory)}
 
 
 def read_memory(input_dict: Mapping[str, Any]) -> Any:
-    """Returns the memory in an input dict: a list or a dict of arrays; None if there is none."""
+    """Returns the recurrent state in an input dict: a list or dict of arrays, or None."""
     names = [name for name in input_dict if name.startswith("state_in_")]
     names.sort(key=lambda name: int(name.removeprefix("state_in_")))
     return input_dict.get("state_in") or [input_dict[name] for name in names] or None

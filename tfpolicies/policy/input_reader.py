@@ -1,4 +1,4 @@
-"""Reads the inputs of acting from what callers pass: one checked array per input port."""
+"""Reads the inputs of acting from the caller's arguments: one checked array per input port."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tfpolicies.models.spaces import batch_leaves, numbers
 from tfpolicies.type_aliases import Structure
 
 _AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
-"""Views of n steps that the arguments for the previous step give, where no view is that step."""
+"""Views of n steps that the argument for the previous step fills, if no view is that step."""
 
 
 class MemoryCountError(UsageError):
-    """A policy with a memory was given none, or one of another number of arrays."""
+    """The recurrent state is missing, or has another number of arrays."""
 
 
 class InputReader:
@@ -27,8 +27,8 @@ class InputReader:
 
     Args:
         ports: of the Program.
-        config: of the policy; says whether inputs are checked for numbers that are not finite.
-        check: raises an `ObservationError` for such inputs.
+        config: of the policy; has `check_inputs`.
+        check: raises an `ObservationError` for invalid inputs.
 
     Attributes:
         obs_leaves: the leaves of the observation space.
@@ -58,12 +58,13 @@ class InputReader:
     ) -> list[np.ndarray]:
         """Returns one array per input port.
 
-        Observations may be those of RLlib's preprocessors, too: see `turned_back`.
+        Also accepts observations from RLlib's preprocessors: see `turned_back`.
 
         Raises:
             ObservationError: if the observations do not fit their space; with `to_act` also for NaN
                 and infinity, and for masks that allow nothing, unless `check_inputs=False`.
-            UsageError: if the memory, or a view that the model reads, is missing or does not fit.
+            UsageError: if the recurrent state, or a view that the model reads, is missing or does
+                not fit.
         """
         try:
             inputs = batch_leaves(self.obs_leaves, obs_batch, "obs_batch")
@@ -83,7 +84,7 @@ class InputReader:
         previous: tuple[Structure | None, Structure | None],
         views: Mapping[str, Any] | None,
     ) -> list[np.ndarray]:
-        """Returns the inputs with those of views and memory after them, all of the same length."""
+        """Appends views and recurrent state to the inputs; checks that all have the same length."""
         ports = self._ports
         if ports.views:
             arguments = dict(zip(PREVIOUS, previous, strict=True))
@@ -92,19 +93,18 @@ class InputReader:
             inputs = inputs + self._memory(state_batches, len(inputs[0]))
         elif state_batches is not None and len(state_batches):
             raise UsageError(
-                f"state_batches has {len(state_batches)} arrays, but this policy has no memory; "
-                "leave it out."
+                f"state_batches has {len(state_batches)} arrays, but this policy has no recurrent "
+                "state; leave it out."
             )
         sizes = sorted({len(array) for array in inputs})
         if len(sizes) > 1:
             raise UsageError(
-                f"Observations, memory, previous actions and rewards and other views need the same "
-                f"number of rows, but have {sizes}."
+                "Observations, recurrent state, previous actions and rewards and other views need "
+                f"the same number of rows, but have {sizes}."
             )
         return inputs
 
     def _seen(self, given: Mapping[str, Any]) -> list[np.ndarray]:
-        """Returns the leaves of the views that the model reads, checked."""
         found: list[np.ndarray] = []
         for view in self._ports.views:
             batch = given.get(view.name)
@@ -119,7 +119,7 @@ class InputReader:
         return found
 
     def _get_previous(self, view: str, given: Mapping[str, Any]) -> Any:
-        """Returns the argument for the previous step where a view reads that; None if none does."""
+        """Returns the previous action or reward for a view of n steps, if no view is that step."""
         argument = _AS_ARGUMENTS.get(view)
         names = [each.name for each in self._ports.views]
         return None if argument is None or argument in names else given.get(argument)
@@ -129,9 +129,9 @@ class InputReader:
         if states is None or len(states) != len(ports):
             given = "none" if states is None else len(states)
             raise MemoryCountError(
-                f"This policy has a memory of {len(ports)} arrays, but state_batches has {given}. "
-                "Let `session = policy.session()` keep it and call `session.act(obs)`; or pass it "
-                "by hand: `state = policy.get_initial_state()`, then `action, state, _ = "
+                f"This policy has a recurrent state of {len(ports)} arrays, but state_batches has "
+                f"{given}. Use `session = policy.session()` and call `session.act(obs)`; or pass "
+                "it yourself: `state = policy.get_initial_state()`, then `action, state, _ = "
                 "policy.compute_single_action(obs, state)`; for a batch of B rows, arrays "
                 "[B, *shape] as `state_batches`."
             )
@@ -169,6 +169,6 @@ def _missing(view: str) -> str:
     by_hand = f"`input_dict={{'obs': ..., {view!r}: ...}}` to compute_single_action"
     argument, how = ways.get(view, (f"views[{view!r}]", by_hand))
     return (
-        f"The model reads {view}, but {argument} is missing. Let `session = policy.session()` keep "
-        f"it; or pass {how}, with zeros for the steps before an episode."
+        f"The model reads {view}, but {argument} is missing. Use `session = policy.session()`, "
+        f"which keeps it; or pass {how}, with zeros for the steps before an episode."
     )

@@ -1,4 +1,4 @@
-"""What policies of one kind share: the code that subclasses override, most of it traced."""
+"""Override points of `TFPolicy`: the code of a class, most of it traced."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tfpolicies.type_aliases import TensorStructure
 
 
 class PolicyKind(Policy):
-    """The override points of `TFPolicy`: what a class says about all of its policies.
+    """Override points of `TFPolicy`: the properties that a class fixes for all its policies.
 
-    Code that is traced runs on a *view* of the class: an object without a state.
+    Traced code runs on a *traced view* of the class: an object without a state.
     """
 
     program: Program
@@ -43,18 +43,18 @@ class PolicyKind(Policy):
     automatic: dict[str, Any]
     dist_class: ActionDistribution
     _state: PolicyState
-    recorded: dict[str, tf.Tensor]  # where code is traced: what `record` was given
+    recorded: dict[str, tf.Tensor]  # in traced code: the arguments of `record`
     _context: TracedContext | None = None
-    """What the view of a class has; None for a policy."""
+    """The attributes of a traced view; None for a policy."""
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     _acting_only: ClassVar[frozenset[str]] = frozenset()
-    """Outputs of `extra_action_out_fn` that are no columns of batches."""
+    """Outputs of `extra_action_out_fn` that are not columns of batches."""
     _moves_target: ClassVar[Any] = None
-    """The `update_target` that does what compiled updates do in between."""
+    """The `update_target` that is equivalent to the target updates inside compiled updates."""
     _state_aliases: ClassVar[dict[str, str]] = {}
-    """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
+    """Keys of a state, and the hyper-parameters that are stored under them."""
     _switches: ClassVar[dict[str, str]] = {}
-    """Hyper-parameters that are 0 where a setting is False, and these settings."""
+    """Hyper-parameters, and the settings that make them 0 if False."""
     runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
     static_keys: tuple[str, ...] = (
@@ -72,23 +72,24 @@ class PolicyKind(Policy):
 
     @property
     def _lookahead(self) -> int:
-        """How many rows behind a row `postprocess_fragments` reads; so many wait for the next."""
+        """Number of later rows that `postprocess_fragments` reads; that many rows are held back."""
         return 0
 
     def loss(
         self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> tf.Tensor:
-        """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
+        """Returns the loss of one minibatch, a scalar tensor; traced once per Program.
 
-        A class with several networks or optimizers returns a list, see `optimizer`. Any of them
-        may be a function without arguments, which returns the tensor. It is called when the
-        optimizers of those that are tensors have stepped, so networks that it calls have their new
-        weights; what was computed before the call has not. `compute_gradients` steps nothing.
+        A class with several networks or optimizers returns a list, see `optimizer`. Each item may
+        also be a function without arguments that returns the tensor. It is called after the
+        optimizers of the losses given as tensors have stepped, so networks called inside it have
+        their new weights; results computed before the call do not. `compute_gradients` makes no
+        steps.
 
         Args:
             model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
             dist_class: `dist_class(dist_inputs, model)` gives the action distributions.
-            train_batch: tensors by column; `loss_mask` weighs the rows of a padded minibatch.
+            train_batch: tensors by column; `loss_mask` weights the rows of a padded minibatch.
 
         Raises:
             ConfigError: if the class has no loss, so that its policies only act.
@@ -99,19 +100,19 @@ class PolicyKind(Policy):
         )
 
     def record(self, **values: tf.Tensor) -> None:
-        """Keeps what a minibatch shows, in `self.recorded`; `loss` calls it.
+        """Adds statistics of a minibatch to `self.recorded`; call it in `loss`.
 
         Args:
-            **values: by name, scalars, which `stats_fn` gives, or one number for each row, `[B]`,
-                which `extra_learn_fetches_fn` gives.
+            **values: by name: scalars, which `stats_fn` returns, or one number per row, `[B]`,
+                which `extra_learn_fetches_fn` returns.
         """
         found = {name: tf.convert_to_tensor(value) for name, value in values.items()}
         self.recorded.update(found)
 
     def stats_fn(self, train_batch: TrainBatch) -> dict[str, tf.Tensor]:
-        """Returns statistics of a minibatch as scalar tensors; names go to `learner_stats`.
+        """Returns statistics of a minibatch, scalar tensors that go to `learner_stats`.
 
-        By default they are what `loss` recorded.
+        By default these are the scalars that `loss` recorded.
         """
         recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
         read = EXTENSIONS.read_statistics(self, train_batch)
@@ -127,11 +128,11 @@ class PolicyKind(Policy):
     def compute_gradients_fn(
         self, optimizer: TapeOptimizer | list[TapeOptimizer], loss: tf.Tensor | list[tf.Tensor]
     ) -> list[Any]:
-        """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say.
+        """Returns `(gradient, variable)` pairs, clipped by `grad_clip` and `grad_clip_by`.
 
-        For several losses both arguments are lists, and so is the result: of lists of pairs. Where
-        some losses are functions it is called twice, with those that are tensors and then with the
-        others; likewise `apply_gradients_fn`.
+        For several losses both arguments are lists, and the result is a list of lists of pairs. If
+        some losses are functions, this is called twice: with the losses given as tensors, then with
+        the others. The same holds for `apply_gradients_fn`.
         """
         if isinstance(optimizer, list):
             return [self.compute_gradients_fn(*x) for x in zip(optimizer, loss, strict=True)]
@@ -159,17 +160,17 @@ class PolicyKind(Policy):
         return {} if values is None else {SampleBatch.VF_PREDS: values}
 
     def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
-        """Returns what `learn_on_batch` gives beside statistics, by name.
+        """Returns the results of `learn_on_batch` besides statistics, by name.
 
-        It runs behind `loss` and may read what that set on `self`. By default it gives what `loss`
-        recorded for each row.
+        It runs after `loss` and may read attributes that `loss` set on `self`. By default it
+        returns the values that `loss` recorded for each row.
         """
         return {name: x for name, x in self.recorded.items() if x.shape.rank != 0}
 
     def make_model(self) -> keras.Model:
-        """Returns a new Keras model of the kind; override it to build one in code.
+        """Returns a new Keras model; override it to build one in code.
 
-        It is called whenever a network of the kind is needed, on a view of the class: read
+        It is called whenever a network is needed, on a traced view of the class: read
         `self.observation_space`, `self.action_space`, `self.dist_class` (for `num_inputs`) and the
         static keys of `self.config`. Each call must return a new model of the same architecture.
         """
@@ -177,10 +178,10 @@ class PolicyKind(Policy):
         return self._model_source(self.observation_space, self.dist_class, static).make()
 
     def optimizer(self) -> Any:
-        """Returns a new Keras optimizer; by default that of `_make_optimizer`.
+        """Returns a new Keras optimizer; by default from `_make_optimizer`.
 
-        A class with several networks has one for each, so it is called as often. One network may
-        have several losses: `loss` returns a list, and this a list of as many optimizers.
+        It is called once for each network. One network may have several losses: then `loss` returns
+        a list, and this a list of as many optimizers.
         """
         return self._make_optimizer(self.config)
 
@@ -209,9 +210,9 @@ class PolicyKind(Policy):
 
     @classmethod
     def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
-        """Returns how many numbers of noise `loss` needs for each row: `self.learning_noise`.
+        """Returns how many noise values `loss` needs per row; they are in `self.learning_noise`.
 
-        They are standard normal, float32 `[B, k]`; new noise is drawn for each update. If a class
+        They are standard normal, float32 `[B, k]`, drawn again for each update. If a class
         overrides this method, learning has its own random generator.
 
         Args:
@@ -229,19 +230,19 @@ class PolicyKind(Policy):
         state_batches: Sequence[tf.Tensor],
         **kwargs: Any,
     ) -> tuple[tf.Tensor, Any, list[tf.Tensor]]:
-        """Returns the distribution of actions: its inputs, its class and the new memory.
+        """Returns the inputs of the action distribution, its class, and the new recurrent state.
 
         A class that overrides it also overrides `make_model`.
 
         Args:
             model: call it on `input_dict` for `(dist_inputs [N, n], states)`.
             obs_batch: tensors, nested as the observation space is.
-            state_batches: the memory before, `[S, ...]` each.
+            state_batches: the recurrent state before the step, `[S, ...]` each.
             **kwargs: `input_dict`, all that the model may read, by column name.
 
         Returns:
             `dist_inputs` float32 `[N, self.dist_class.num_inputs]`; a class that takes them, such
-            as `self.dist_class`; the memory after.
+            as `self.dist_class`; the recurrent state after the step.
         """
         del obs_batch, state_batches
         dist_inputs, states = model(kwargs["input_dict"])
@@ -255,24 +256,24 @@ class PolicyKind(Policy):
         state_batches: Sequence[tf.Tensor],
         **kwargs: Any,
     ) -> tuple[Any, tf.Tensor | None, tf.Tensor | None, list[tf.Tensor]]:
-        """Returns actions, log-probabilities, the inputs of the distribution, and the new memory.
+        """Returns actions, log-probabilities, distribution inputs, and the new recurrent state.
 
-        Chance comes in as `noise`, so that one seed gives the same actions on every runtime. A
-        class that overrides it also overrides `make_model`.
+        All randomness comes from `noise`, so that one seed gives the same actions on every runtime.
+        A class that overrides it also overrides `make_model`.
 
         Args:
             model: call it on `input_dict` for `(dist_inputs [N, n], states)`.
             obs_batch: tensors, nested as the observation space is.
-            state_batches: the memory before, `[S, ...]` each.
-            **kwargs: `noise` float32 `[N, k]`, what the exploration draws, zeros for the greedy
-                actions; `params` float32 `[p]`, the exploration's parameters, such as epsilon;
+            state_batches: the recurrent state before the step, `[S, ...]` each.
+            **kwargs: `noise` float32 `[N, k]`, drawn by the exploration, zeros for greedy actions;
+                `params` float32 `[p]`, the exploration's parameters, such as epsilon;
                 `explorer`, whose `apply(distribution, noise, params)` explores; and `input_dict`,
                 all that the model may read, by column name.
 
         Returns:
             Actions, normalised and nested as the action space is; their log-probabilities `[N]`,
-            or None for zeros; `[N, self.dist_class.num_inputs]`, or None for zeros; the memory
-            after.
+            or None for zeros; `[N, self.dist_class.num_inputs]`, or None for zeros; the recurrent
+            state after the step.
         """
         dist_inputs, dist_class, states = self.action_distribution_fn(
             model, obs_batch=obs_batch, state_batches=state_batches, **kwargs
@@ -286,21 +287,20 @@ class PolicyKind(Policy):
         return 1
 
     def _followed(self, follows: np.ndarray) -> np.ndarray:
-        """Returns behind which of the next updates followers move, of those where it is due."""
+        """Returns which of the due target updates `[K]` happen; all by default."""
         return follows
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
-        """Adapts coefficients to the result of a round of training; nothing by default."""
+        """Adapts coefficients to the result of a training round; no-op by default."""
 
     @classmethod
     def _overrides(cls, name: str) -> bool:
-        """Whether a subclass overrides an override point of this class, such as "loss"."""
+        """Whether a subclass overrides an override point, such as "loss"."""
         mine, usual = getattr(cls, name), getattr(PolicyKind, name)
         return getattr(mine, "__func__", mine) is not getattr(usual, "__func__", usual)
 
     @classmethod
     def _distribution(cls, action_space: gym.Space[Any], static: Mapping[str, Any]) -> Any:
-        """Returns the action distribution of the class for a space, given the static config."""
         settings = static["model"]
         return ActionDistribution.of(action_space, settings["custom_action_dist"], settings)
 
@@ -311,13 +311,7 @@ class PolicyKind(Policy):
         dist_class: ActionDistribution,
         static: Mapping[str, Any],
     ) -> ModelSource:
-        """Returns where networks come from; a class with another architecture overrides it.
-
-        Args:
-            observation_space: as the environment has it.
-            dist_class: what `distribution` gave; `num_inputs` is the width of the outputs.
-            static: the static config; `static["model"]` is complete.
-        """
+        """Returns the source of the networks; a class with another architecture overrides it."""
         with_value = cls.wants_value(static)
         return model_source(observation_space, dist_class, static["model"], with_value=with_value)
 
@@ -329,14 +323,7 @@ class PolicyKind(Policy):
 
     @classmethod
     def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
-        """Returns how many numbers of noise `loss` needs for each update: `self.update_noise`.
-
-        They are standard normal, float32 `[k]`, and the same for all rows.
-
-        Args:
-            source: where networks come from.
-            static: the static config.
-        """
+        """Returns the size k of `self.update_noise`: standard normal, equal for all rows."""
         del source, static
         return 0
 
@@ -374,7 +361,7 @@ class PolicyKind(Policy):
             )
 
     def _in_force(self, name: str) -> Any:
-        """Returns the value in force of a hyper-parameter: a tensor in traced code, or a number.
+        """Returns the current value of a hyper-parameter: a tensor in traced code, else a number.
 
         Raises:
             ConfigError: if this class has no such hyper-parameter.
@@ -383,12 +370,12 @@ class PolicyKind(Policy):
 
     @property
     def cur_lr(self) -> Any:
-        """The learning rate in force."""
+        """The current learning rate."""
         return self._in_force("lr")
 
     @classmethod
     def _traced_view(cls, context: TracedContext) -> PolicyKind:
-        """Returns an object of this class that has only what all policies of a kind share."""
+        """Returns an object of this class that has only the attributes shared by its policies."""
         view = object.__new__(cls)
         object.__setattr__(view, "_context", context)
         return view
@@ -402,8 +389,9 @@ class PolicyKind(Policy):
                 return EXTENSIONS.get_attribute(self, name)
             cls = type(self).__name__
             raise PolicyOwnedError(
-                f"traced code of {cls} read self.{name}, which belongs to one policy while the "
-                "trace is shared by all of its kind. Put numbers into the config and name them in "
-                f"{cls}.hyperparameters, put what changes code into {cls}.static_keys."
+                f"traced code of {cls} read self.{name}, which belongs to one policy, while all "
+                "policies with the same Program share the trace. Put numbers into the config and "
+                f"name them in {cls}.hyperparameters; put settings that change code into "
+                f"{cls}.static_keys."
             )
         return super().__getattr__(name)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""How a policy with a Program learns: batches become columns, updates run, results get names."""
+"""Compiled learning: converts batches, runs updates, and names their results."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ logger = logging.getLogger("tfpolicies")
 
 
 class Learner:
-    """Updates a policy by its Program.
-
-    It does not keep the policy, so that this goes with its last handle.
+    """Updates a policy by its Program. References the policy weakly, so that it can be freed.
 
     Args:
-        policy: whose state learns, and whose callbacks and methods of its own are called.
+        policy: the policy to update.
 
     Attributes:
-        seconds_loading: spent on making columns of batches, since somebody set it to 0.
+        seconds_loading: seconds spent on converting batches since it was last set to 0.
     """
 
     def __init__(self, policy: PolicyKind) -> None:
@@ -46,7 +44,7 @@ class Learner:
         spec = policy.program.spec
         names = {f"cur_{name}": name for name in spec.rates} | policy._coefficient_stats
         indices = [(stat, spec.hyperparameters.index(name)) for stat, name in names.items()]
-        self._hyper_stats = tuple(indices)  # names in `learner_stats`, and places in `state.hyper`
+        self._hyper_stats = tuple(indices)  # names in `learner_stats`, indices in `state.hyper`
         self.seconds_loading = 0.0
 
     @property
@@ -54,17 +52,17 @@ class Learner:
         return self._reference()
 
     def discover(self) -> None:
-        """Runs the loss once on a small batch of zeros, if no policy with the Program did."""
+        """Runs the loss once on a small batch of zeros, unless the Program already did."""
         if not self._updates.is_discovered:
             program, batch = self._program, dummy_batch(self._policy)
             self._updates.discover(travelling_columns(program.spec, program.ports, batch))
 
     def read(self, batch: Mapping[str, Any]) -> LearnBatch:
-        """Returns what the loss takes of a batch.
+        """Returns the columns of a batch that the loss reads.
 
         Raises:
             MissingColumnError: if the batch lacks a column that the loss reads.
-            BatchError: if it is empty, or has rows that no update can be made of.
+            BatchError: if it is empty, or its number of rows does not fit an update.
         """
         return self._read(self._policy, batch, None)
 
@@ -167,7 +165,7 @@ class Learner:
     ) -> dict[str, Any]:
         """Loads a batch and calls `learn_on_loaded_batch` for each minibatch of each epoch.
 
-        Shuffled are the rows (those of sequences are not) once, and the minibatches in each epoch.
+        Rows are shuffled once (those of sequences are not), and minibatches in each epoch.
         """
         self._state.require_changeable()
         self._state.settle()
@@ -207,7 +205,7 @@ class Learner:
     def _update(
         self, policy: PolicyKind, batch: LearnBatch, rows: int, **how: Any
     ) -> dict[str, Any]:
-        """Updates by `rows` rows of a batch; see `Updates.learn` for how."""
+        """Updates by `rows` rows of a batch; see `Updates.learn` for the options."""
         state, updates = self._state, self._updates
         policy._follow_updates()
         before = state.num_grad_updates
@@ -224,7 +222,6 @@ class Learner:
         }
 
     def _add_hyper_stats(self, stats: dict[str, float]) -> dict[str, float]:
-        """Adds hyper-parameters in force to the statistics of the loss."""
         values = self._state.hyper.tolist()
         for name, index in self._hyper_stats:
             stats[name] = values[index]
@@ -234,7 +231,7 @@ class Learner:
         """Raises if an update is not finite, or warns once with `on_nan="warn"`.
 
         Raises:
-            NonFiniteError: naming the policy and what was the first not to be finite.
+            NonFiniteError: naming the policy and the first term that was not finite.
         """
         if result.is_finite:
             return
@@ -249,11 +246,11 @@ class Learner:
         )
         if not stops:
             self._has_warned = True
-            logger.warning("%s Training goes on, as on_nan='warn' says.", what)
+            logger.warning("%s Training continues because of on_nan='warn'.", what)
             return
         error = NonFiniteError(
-            f"{what} The policy is as it was before. Lower lr, set grad_clip, or look for the "
-            "cause in rewards, observations and the loss; debugging(on_nan='warn') goes on."
+            f"{what} The policy is unchanged. Lower lr, set grad_clip, or look for the cause in "
+            "rewards, observations and the loss; debugging(on_nan='warn') continues anyway."
         )
         error.term, error.policy_id = reason.term, policy_id
         raise error
@@ -261,7 +258,7 @@ class Learner:
     # -- loaded batches -----------------------------------------------------------------------
 
     def loaded(self, batch: LearnBatch, offset: int, size: int) -> dict[str, Any]:
-        """Updates by `size` rows from `offset` of a loaded batch; by all if it has no more."""
+        """Updates by `size` rows from `offset` of a loaded batch; by all rows if it has no more."""
         self._state.require_changeable()
         rows, items = batch.count, None
         if size < rows:
@@ -287,7 +284,7 @@ class Learner:
 
         Raises:
             WeightsError: if number or shapes differ; nothing is changed then.
-            NonFiniteError: if the weights would not be finite; likewise.
+            NonFiniteError: if the weights would not be finite; nothing is changed then.
         """
         variables = self._program.functions.optimizer.differentiated
         if len(gradients) != len(variables):
@@ -311,7 +308,7 @@ class Learner:
 
 
 def _announce(policy: PolicyKind, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Notifies the callbacks of an update; returns the custom metrics that they give."""
+    """Calls the callbacks' `on_learn_on_batch`; returns the custom metrics they add."""
     custom: dict[str, Any] = {}
     if policy.callbacks is not None:
         policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
@@ -319,7 +316,7 @@ def _announce(policy: PolicyKind, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
-    """Returns some rows of a batch, or some of its sequences where it is cut into these."""
+    """Returns some rows of a batch, or some sequences if it consists of sequences."""
     if SampleBatch.SEQ_LENS not in batch:
         return batch._take(items)
     sequences = batch.copy(shallow=True)
@@ -330,7 +327,6 @@ def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
 
 
 def _joined(results: Sequence[Mapping[str, Any]], rows: int) -> dict[str, Any]:
-    """Returns the result of an update from those of its minibatches."""
     found: dict[str, list[Any]] = {}
     for result in results:
         for name, value in (result.get("learner_stats") or {}).items():

@@ -1,4 +1,4 @@
-"""Batches on their way to a learner."""
+"""Preparation of batches for learning: dummy batches, postprocessing, checks and sequences."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def dummy_batch(policy: PolicyKind) -> SampleBatch:
     for view in {v.name: v for v in (*previous(spec.action_space), *program.ports.views)}.values():
         for each in filter(None, (view, view.following)):
             columns[each.name] = each.nested([port.zeros(rows) for port in each.ports])
-    columns["terminateds"] = np.arange(rows) == rows - 1  # so that nothing is bootstrapped
+    columns["terminateds"] = np.arange(rows) == rows - 1  # avoids bootstrapping
     columns["truncateds"] = np.zeros(rows, bool)
     columns["weights"] = np.ones(rows, np.float32)
     for name in ("eps_id", "unroll_id", "agent_index", "t"):
@@ -64,8 +64,8 @@ def dummy_batch(policy: PolicyKind) -> SampleBatch:
         return postprocessed(policy, SampleBatch(columns), {}, None)
     except MissingColumnError as error:
         error.add(
-            f"{type(policy).__name__}.postprocess_trajectory was run on a batch of zeros, to learn "
-            "which columns it adds. Columns that only your compute_actions or callbacks add are "
+            f"{type(policy).__name__}.postprocess_trajectory was run on a batch of zeros, to find "
+            "the columns that it adds. Columns that only your compute_actions or callbacks add are "
             "not in it: read them by `sample_batch.get(name, default)`."
         )
         raise
@@ -76,25 +76,25 @@ def dummy_batch(policy: PolicyKind) -> SampleBatch:
 def postprocessed(
     policy: Policy, rows: SampleBatch, others: Mapping[Any, Any], episode: Any
 ) -> SampleBatch:
-    """Returns what a policy's own `postprocess_trajectory` makes of the rows of one trajectory.
+    """Returns the result of a policy's own `postprocess_trajectory` for one trajectory.
 
     Raises:
-        UsageError: if it is no SampleBatch.
+        UsageError: if the result is not a SampleBatch.
     """
     found = policy.postprocess_trajectory(rows.copy(shallow=True), others, episode)
     if not isinstance(found, SampleBatch):
         raise UsageError(
             f"{type(policy).__name__}.postprocess_trajectory must return a SampleBatch, got "
-            f"{type(found).__name__}; return the batch that it was given, with what it adds."
+            f"{type(found).__name__}; return its argument sample_batch, with the columns added."
         )
     return found
 
 
 def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
-    """Checks the actions of a batch: what they are of, and that real numbers are finite.
+    """Checks that the actions of a batch are in their space, and that real numbers are finite.
 
-    Real numbers may lie outside of the bounds of their Box, as sampled ones do. Columns of other
-    shapes are left to whoever reads the batch.
+    Real numbers may be outside of the bounds of their Box, as sampled ones are. Columns with other
+    shapes are not checked here; the code that reads the batch does.
 
     Raises:
         BatchError: if an action is not in its space; it names the row.
@@ -112,7 +112,7 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
             is_wrong, rule = ~np.isfinite(array), "must be finite"
         else:
             sizes = [min(size, _LARGEST) for size in cell_sizes(leaf.space)]
-            unsigned = array.view(f"u{array.itemsize}")  # where negative numbers are the largest
+            unsigned = array.view(f"u{array.itemsize}")  # makes negative numbers the largest
             if not array.size or unsigned.max() < min(sizes):
                 continue
             is_wrong = (array < 0) | (array >= np.reshape(sizes, leaf.shape))
@@ -127,10 +127,10 @@ def require_actions(leaves: Sequence[Leaf], batch: Mapping[str, Any]) -> None:
 
 
 def in_sequences(batch: SampleBatch, policy: Policy) -> SampleBatch:
-    """Returns a batch of rows with the memory of each as one of sequences, without padding.
+    """Converts a batch with the recurrent state of each row into sequences, without padding.
 
-    A sequence ends with its unroll, and after `max_seq_len` rows. `state_in_<i>` keeps the memory
-    at the beginning of each.
+    A sequence ends with its unroll, and after `max_seq_len` rows. `state_in_<i>` keeps the
+    recurrent state at the start of each sequence.
     """
     steps = int({**MODEL_DEFAULTS, **policy.config.get("model", {})}["max_seq_len"])
     lengths = sequence_lengths([batch[SampleBatch.UNROLL_ID]], batch.count, steps)

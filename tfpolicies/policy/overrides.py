@@ -1,8 +1,7 @@
-"""Which methods of a policy are its own: a class's, or put in their place later.
+"""Detection of methods that a policy overrides, in its class or by later assignment.
 
-What drives a policy with a Program does not call `compute_actions` and its like. Where a subclass
-has methods of its own in their place, or somebody replaces one on a class or on a single policy,
-these are what runs.
+The driver of a policy with a Program does not call `compute_actions` and similar methods, except
+where a subclass overrides them or they are replaced later on a class or on a single policy.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ METHODS = frozenset(
         "postprocess_trajectory",
     )
 )
-"""The methods that a driver with a Program leaves out, unless they are a policy's own."""
+"""The methods that a driver with a Program calls only if a policy overrides them."""
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 _policies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The policies that have a driver, by `id`: a class of the user's may have no hash."""
+"""The policies that have a driver, by `id`, because a custom class may not be hashable."""
 
 
 class PolicyMeta(ExtensibleType):
-    """The class of policy classes: it notices methods that are replaced on a class."""
+    """Metaclass of policies: detects methods that are replaced on a class."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -71,48 +70,48 @@ def _subclasses(policy_class: type) -> list[type]:
 
 
 def register(policy: object) -> None:
-    """Has a policy told when a method of its class is replaced."""
+    """Registers a policy to be notified when a method of its class is replaced."""
     _policies[id(policy)] = policy
 
 
 def methods_of(base: type) -> dict[str, Any]:
-    """Returns the methods of a base class that subclasses may have in other forms, by name."""
+    """Returns the methods of a base class that subclasses may override, by name."""
     return {name: _find_method(base, name) for name in METHODS}
 
 
 def _find_method(policy_class: type, name: str) -> Any:
-    """Returns what a class or its bases have under a name; extensions are not asked."""
+    """Returns the attribute that a class or its bases define, without asking extensions."""
     return next((vars(each)[name] for each in policy_class.__mro__ if name in vars(each)), None)
 
 
 def find_overridden(policy_class: type, methods: dict[str, Any]) -> frozenset[str]:
-    """Returns which methods a class has of its own.
+    """Returns the names of the methods that a class overrides.
 
     Args:
         policy_class: the class.
-        methods: those of the base class, as `methods_of` gave them.
+        methods: those of the base class, from `methods_of`.
     """
     return frozenset(n for n, x in methods.items() if _find_method(policy_class, n) is not x)
 
 
 def warn_slower(policy_class: type, overridden: frozenset[str]) -> None:
-    """Says in one line, once for each class, that its own methods are what runs."""
+    """Logs, once for each class, that overriding methods replace compiled functions."""
     slower = [name for name in _SLOWER if name in overridden]
     if slower and policy_class not in _warned:
         _warned.add(policy_class)
         logger.warning(
-            "%s overrides %s: this runs in place of the compiled functions, and is slower.",
+            "%s overrides %s: this replaces the compiled functions, and is slower.",
             policy_class.__name__,
             ", ".join(slower),
         )
 
 
 class ActSignature(NamedTuple):
-    """What the signature of a policy's `compute_actions` asks for.
+    """Arguments that a policy's `compute_actions` accepts.
 
     Attributes:
         names: of the parameters.
-        takes_all: whether others can be given, too, by **kwargs.
+        takes_all: whether it also accepts others by **kwargs.
         reads_episodes: whether `episodes` or the last infos are among them.
     """
 
@@ -122,11 +121,12 @@ class ActSignature(NamedTuple):
 
     @classmethod
     def inspect(cls, owner: Any, default: Callable[..., Any]) -> ActSignature:
-        """Returns what the methods of a policy, or of a class of policies, ask for.
+        """Returns the signature of a policy, or of a class of policies.
 
         Args:
             owner: the policy or class.
-            default: the `compute_actions_from_input_dict` that hands on what the other names.
+            default: the base class's `compute_actions_from_input_dict`, which passes on the
+                arguments that `compute_actions` names.
         """
         parameters = inspect.signature(owner.compute_actions).parameters
         takes_all = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())

@@ -58,18 +58,18 @@ logger = logging.getLogger("tfpolicies")
 
 
 class ActionBatch(NamedTuple):
-    """What acting gives; unpacks as `actions, state_outs, extras`."""
+    """Result of acting; unpacks as `actions, state_outs, extras`."""
 
     actions: Any  # [B, *action_shape], normalised; nested for nested action spaces
-    state_outs: list[np.ndarray]  # each [B, size]; [] for a policy without memory
+    state_outs: list[np.ndarray]  # each [B, size]; [] without a recurrent state
     extras: dict[str, np.ndarray]  # each [B, ...]: action_logp, action_prob, vf_preds, ...
 
 
 @for_place("policy_class")
 class Policy(Extensible, metaclass=overrides.PolicyMeta):
-    """Something that chooses actions for observations, and may learn to do it better.
+    """Chooses actions for observations, and may learn.
 
-    A hand-written policy implements `compute_actions`. One that learns also overrides
+    A custom policy implements `compute_actions`. One that learns also overrides
     `learn_on_batch`, or `compute_gradients` and `apply_gradients`; and `get_weights` and
     `set_weights`. Every other method works on these.
 
@@ -79,16 +79,16 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         config: settings, as a dict or an `AlgorithmConfig`.
 
     Attributes:
-        flat_observations: of a class, whether its own methods are given observations as RLlib's
-            are: float32 rows `[B, F]`, the parts of a nested space one after the other and choices
-            one-hot. Boxes stay as they are. A `TFPolicy` refuses it with a `UsageError`.
-        global_timestep: rows acted on, or what `on_global_var_update` said last.
+        flat_observations: set it on a class whose methods expect observations as RLlib's do:
+            float32 rows `[B, F]`, the parts of a nested space concatenated and choices one-hot.
+            Boxes stay as they are. A `TFPolicy` refuses it with a `UsageError`.
+        global_timestep: rows acted on, or the last value from `on_global_var_update`.
         num_grad_updates: updates done.
-        agent_connectors: what is done to observations and rewards before the policy; None without,
-            and until a worker gives it those of its config.
-        action_connectors: what is done to its actions; likewise.
+        agent_connectors: transform observations and rewards before the policy; None without
+            connectors, and until a worker sets those of the config.
+        action_connectors: transform the policy's actions; None as for `agent_connectors`.
         filter: the running statistics of observations; None without `observation_filter`.
-        reward_filter: those of rewards; likewise.
+        reward_filter: the running statistics of rewards; None without `reward_filter`.
 
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
@@ -104,17 +104,17 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     global_timestep: int = 0
     num_grad_updates: int = 0
     _page_methods: ClassVar[dict[str, Any]] = {}
-    """The methods here that a driver may leave out; see `overrides`."""
+    """The methods that a driver may bypass; see `overrides`."""
     _overridden: frozenset[str] = frozenset()
-    """Those of them that the policy has of its own, which are what runs."""
+    """Those of them that the policy overrides; the driver calls these."""
     _signature: overrides.ActSignature
-    """What `compute_actions` asks for."""
+    """The arguments that `compute_actions` accepts."""
     _driver_class: ClassVar[type[PolicyDriver]] = PolicyDriver
     _driver: PolicyDriver | None = None
     _pageable: Any = None
-    """`driver.state`, for the map's shortest way to it."""
+    """`driver.state`, for fast access by a `PolicyMap`."""
     _views: PolicyViews | None = None
-    _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
+    _sees_zeros = False  # whether postprocessing runs on a dummy batch
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -122,12 +122,11 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     @classmethod
     def _inspect_methods(cls) -> None:
-        """Finds which methods the class has of its own, and what they ask for."""
         cls._overridden = overrides.find_overridden(cls, cls._page_methods)
         cls._signature = overrides.ActSignature.inspect(cls, _act_on_dict)
 
     def _inspect_own_methods(self) -> None:
-        """Does so for methods of this policy alone, and has the driver call them."""
+        """Finds methods replaced on this policy only, and makes the driver call them."""
         attributes = vars(self)
         for name in ("_overridden", "_signature"):
             attributes.pop(name, None)
@@ -164,7 +163,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         self.filter, self.reward_filter = self._own_filters()
 
     def _own_filters(self) -> tuple[Any, Any]:
-        """Returns the running statistics of observations and of rewards, or None for none."""
+        """Returns the running statistics of observations and of rewards; None for "NoFilter"."""
         names = [
             self.config.get(name, "NoFilter") for name in ("observation_filter", "reward_filter")
         ]
@@ -178,9 +177,9 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     @property
     def driver(self) -> PolicyDriver:
-        """What samplers, algorithms, maps and checkpoints talk to."""
+        """The driver that samplers, algorithms, maps and checkpoints use."""
         driver = self._driver
-        if driver is None or driver._reference() is not self:  # it came with a copy
+        if driver is None or driver._reference() is not self:  # copied from another policy
             driver = self._driver = self._driver_class(self)
             overrides.register(self)
         return driver
@@ -204,10 +203,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
         Args:
             obs_batch: observations, nested as the space is; lists of rows are accepted.
-            state_batches: the memory of each row, one array `[B, size]` per state tensor.
-            prev_action_batch: the last actions `[B, ...]`, for models that read them; of one that
+            state_batches: the recurrent state of each row, one array `[B, size]` per state tensor.
+            prev_action_batch: the last actions `[B, ...]`, for models that read them; for one that
                 reads the n last, `[B, n, ...]`.
-            prev_reward_batch: the last rewards `[B]`, or `[B, n]`, likewise.
+            prev_reward_batch: the last rewards `[B]`, or `[B, n]`, for models that read them.
             info_batch: accepted and unused.
             episodes: accepted and unused.
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.
@@ -215,7 +214,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             **kwargs: accepted and unused.
 
         Returns:
-            The actions, the new memory, and extras such as `action_logp`.
+            The actions, the new recurrent state, and extras such as `action_logp`.
         """
 
     def compute_actions_from_input_dict(
@@ -226,10 +225,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         episodes: Any = None,
         **kwargs: Any,
     ) -> ActionBatch:
-        """Is `compute_actions` for a batch: reads `obs`, `state_in_*`, `prev_*`, `infos` from it.
+        """Calls `compute_actions` with `obs`, `state_in_*`, `prev_*` and `infos` of a batch.
 
-        A memory that is a dict is `state_in`. What the signature of `compute_actions` does not name
-        is left out.
+        A recurrent state that is a dict is in `state_in`. Arguments that the signature of
+        `compute_actions` does not name are left out.
 
         Raises:
             KeyError: if `input_dict` has no `obs`.
@@ -250,13 +249,13 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return self.compute_actions(self._as_given(input_dict["obs"]), memory, **given, **kwargs)
 
     def _as_given(self, obs_batch: Structure) -> Any:
-        """Returns observations in the form that methods of the class are given."""
+        """Converts observations to the form that methods of the class expect."""
         if not self.flat_observations:
             return obs_batch
         return preprocess_batch(leaves(self.observation_space), obs_batch)
 
     def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what `compute_actions` is to be given of an input dict as its `views`."""
+        """Returns the argument `views` of `compute_actions` from an input dict."""
         return {}
 
     def compute_single_action(
@@ -277,7 +276,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
         Args:
             obs: one observation, without a batch axis.
-            state: the memory, one array `[size]` per state tensor.
+            state: the recurrent state, one array `[size]` per state tensor.
             prev_action: the last action.
             prev_reward: the last reward.
             info: the last info.
@@ -288,7 +287,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             **kwargs: passed on.
 
         Returns:
-            The action, the new memory and the extras, all without a batch axis.
+            The action, the new recurrent state and the extras, all without a batch axis.
         """
         if input_dict is None:
             input_dict = make_row(obs, state, prev_action, prev_reward, info)
@@ -314,39 +313,40 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         explore: bool | None = False,
         batched: bool | None = None,
     ) -> Any:
-        """Returns what to pass to `env.step`: greedy actions in the environment's units.
+        """Returns actions for `env.step`: greedy by default, in the environment's units.
 
         Observations and actions pass through the policy's connectors.
 
         Args:
             obs: one observation, or a batch: its arrays with a leading axis `[B, ...]`.
-            state: what the last call returned, for policies with a memory, or `[*arrays]` of
-                `get_initial_state()`; None where episodes begin.
-            reward: what the last action earned, a number or `[B]`; for models that read it.
+            state: the state that the last call returned, for policies with a recurrent state, or
+                `[*arrays]` of `get_initial_state()`; None at the start of an episode.
+            reward: the reward of the last action, a number or `[B]`; for models that read it.
             explore: True samples; None takes `config["explore"]`.
             batched: whether `obs` is a batch; None: its shape decides.
 
         Returns:
-            One action, or a batch `[B, ...]`, as arrays of your own. Of a policy with a memory,
-            or one that looks back on earlier steps, `(actions, state)`.
+            One action, or a batch `[B, ...]`, as arrays that you own. For a policy with a recurrent
+            state, or one that reads earlier steps, `(actions, state)`.
 
         Raises:
             ObservationError: if the observation does not fit the space, has NaN or infinity, or a
                 mask that allows no action (see `debugging(check_inputs=...)`).
             UsageError: for a state of another policy or another number of rows, and if a connector
-                remembers something of running episodes.
+                keeps data of running episodes.
         """
         return predict(self, obs, state, reward=reward, explore=explore, batched=batched)
 
     def session(
         self, batch_size: int | None = None, *, explore: bool | None = None
     ) -> PolicySession:
-        """Returns an object that acts step by step and keeps the memory in between.
+        """Returns an object that acts step by step and keeps the recurrent state in between.
 
-        It leaves connectors out, and says so in the log.
+        It does not apply connectors, and logs that.
 
         Args:
-            batch_size: how many environments act together; None for one, without a batch axis.
+            batch_size: number of environments that act together; None for one, without a batch
+                axis.
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.
         """
         tell_left_out("session()", self.agent_connectors, self.action_connectors)
@@ -355,10 +355,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     def env_action(
         self, action: Structure, *, unsquash: bool | None = None, clip: bool | None = None
     ) -> Any:
-        """Returns one action as the environment takes it: that of a Box in its bounds.
+        """Converts one action for the environment: a Box action is mapped into its bounds.
 
         Args:
-            action: as `compute_single_action` gives it.
+            action: as `compute_single_action` returns it.
             unsquash: map to the Box's bounds; None takes `config["normalize_actions"]`.
             clip: clip to the Box's bounds; None takes `config["clip_actions"]`.
         """
@@ -383,7 +383,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         Args:
             sample_batch: rows of one agent of one episode, in order.
             other_agent_batches: by agent id, `(policy_id, policy, batch)` of the other agents.
-            episode: the episode, where there is one.
+            episode: the episode, if any.
         """
         del other_agent_batches, episode
         return sample_batch
@@ -409,13 +409,12 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return info
 
     def _learns(self) -> bool:
-        """Whether the class says how it learns."""
         return "learn_on_batch" in self._overridden
 
     def compute_gradients(
         self, postprocessed_batch: SampleBatch
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Returns gradients, one per variable, and statistics; none for a policy without them."""
+        """Returns gradients, one per variable, and statistics; both empty by default."""
         del postprocessed_batch
         return [], {}
 
@@ -434,12 +433,12 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     def learn_on_batch_from_replay_buffer(
         self, replay_actor: Any, policy_id: str
     ) -> dict[str, Any]:
-        """Asks a replay buffer for one train batch and does one update on it.
+        """Samples one train batch from a replay buffer and does one update on it.
 
         Args:
             replay_actor: has a method `replay(policy_id)`, which returns a batch, or None while it
                 has too few rows; for example a `MultiAgentReplayBuffer`.
-            policy_id: whose rows to ask for.
+            policy_id: the policy whose rows are sampled.
 
         Returns:
             The result of `learn_on_batch`; `{}` if there was no batch.
@@ -459,11 +458,11 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
         """Does one update on rows `[offset, offset + minibatch size)` of a loaded batch.
 
-        The minibatch size is `config["sgd_minibatch_size"]`, or `train_batch_size` where there is
-        none; all rows are used if it is not smaller than the batch.
+        The minibatch size is `config["sgd_minibatch_size"]`, or `train_batch_size` if that is not
+        set; all rows are used if it is not smaller than the batch.
 
         Raises:
-            BatchError: if no batch is loaded, or `offset` lies behind its end.
+            BatchError: if no batch is loaded, or `offset` is beyond its end.
         """
         rows = self.get_num_samples_loaded_into_buffer(buffer_index)
         size = self._minibatch_size() or rows
@@ -477,7 +476,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return self._learn_on_rows(self._loaded[buffer_index], offset, size)
 
     def _learn_on_rows(self, batch: SampleBatch, offset: int, size: int) -> dict[str, Any]:
-        """Does one update on `size` rows of a loaded batch; on all if it has no more."""
+        """Does one update on `size` rows of a loaded batch; on all rows if it has no more."""
         whole = size >= batch.count
         return self.learn_on_batch(batch if whole else batch.slice(offset, offset + size))
 
@@ -497,7 +496,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Returns the log-probability of each action, float32 `[B]`.
 
         Raises:
-            NotOfferedError: if the policy does not say; also a NotImplementedError.
+            NotOfferedError: if the policy does not implement it; also a NotImplementedError.
         """
         raise self._not_offered("compute_log_likelihoods")
 
@@ -505,13 +504,13 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     @property
     def view_requirements(self) -> PolicyViews:
-        """The columns that acting and learning read, and what each is derived from; by name.
+        """The columns that acting and learning read, and their source columns, by name.
 
-        What is set here becomes a column of the policy's batches, for postprocessing and learning;
-        see "Views" in `docs/models.md`. Set it in the constructor of the policy's class.
+        A view that you set becomes a column of the policy's batches, for postprocessing and
+        learning; see "Views" in `docs/models.md`. Set it in the constructor of the policy's class.
 
         Raises:
-            NotOfferedError: when what is set cannot be had, and on changes of other columns.
+            NotOfferedError: when a view is not supported, and on changes of other columns.
             UsageError: when it is set after the first sample or update.
         """
         return self._own_views().of(self)
@@ -521,23 +520,23 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         self.view_requirements.update(requirements)
 
     def init_view_requirements(self) -> None:
-        """Makes the default requirements, if there are none yet; they are pruned when read."""
+        """Creates the default requirements if there are none yet; they are pruned when read."""
         if self._views is None:
             self._views = PolicyViews(self._required_views())
 
     def _own_views(self) -> PolicyViews:
         if self._views is None:
             self.init_view_requirements()
-        if self._views is None:  # a class of the user's makes none
+        if self._views is None:  # a custom class overrides init_view_requirements
             self._views = PolicyViews(self._required_views())
         return self._views
 
     def _required_views(self) -> Mapping[str, ViewRequirement]:
-        """Returns what the model requires for training alone."""
+        """Returns the views that the model requires for training only."""
         return {}
 
     def _default_views(self) -> dict[str, ViewRequirement]:
-        """Returns the requirements of the columns that there are in any case."""
+        """Returns the requirements of the columns that every batch has."""
         views = default_view_requirements(self.observation_space, self.action_space)
         steps = {**MODEL_DEFAULTS, **self.config.get("model", {})}["max_seq_len"]
         memory = flatten_memory(self.get_initial_state())
@@ -546,12 +545,12 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     def maybe_add_time_dimension(
         self, input_dict: Mapping[str, Any], seq_lens: Structure, framework: str | None = None
     ) -> Any:
-        """Returns `input_dict` as it is: the Program folds rows into sequences itself."""
+        """Returns `input_dict` unchanged: the Program folds rows into sequences itself."""
         del seq_lens, framework
         return input_dict
 
     def maybe_remove_time_dimension(self, input_dict: Mapping[str, Any]) -> Any:
-        """Returns `input_dict` as it is: rows leave the Program without a time axis."""
+        """Returns `input_dict` unchanged: the Program's outputs have no time axis."""
         return input_dict
 
     # -- connectors ---------------------------------------------------------------------------
@@ -566,28 +565,29 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return connector_metrics(self.agent_connectors, self.action_connectors)
 
     def reset_connectors(self, env_id: int | str) -> None:
-        """Forgets what connectors remember of the episodes in an environment, or in several."""
+        """Resets the connectors' episode data of one environment, or of several."""
         for pipeline in (self.agent_connectors, self.action_connectors):
             if pipeline is not None:
                 pipeline.reset(env_id)
 
     def restore_connectors(self, state: Mapping[str, Any]) -> None:
-        """Makes the connectors anew that `state["connector_configs"]` describes, if it has any.
+        """Creates the connectors that `state["connector_configs"]` describes, if any.
 
-        Present ones that do the same stay, with what they remember. Those of a state that does not
-        tell the environment's observation space still need `agent_connectors.connect(space)`, as a
-        worker does it, unless there are some that know it.
+        Existing connectors with the same configuration stay, including their episode data. If the
+        state does not contain the environment's observation space, and no existing connectors know
+        it, call `agent_connectors.connect(space)` afterwards, as a worker does.
 
         Raises:
-            ConfigError: if it is malformed; nothing is changed then.
-            SpaceError: if they do not fit the present ones' spaces; likewise.
+            ConfigError: if the state is malformed; nothing is changed then.
+            SpaceError: if they do not fit the spaces of the existing connectors; nothing is changed
+                then.
         """
         self.agent_connectors, self.action_connectors = self._restored_connectors(state)
 
     def _restored_connectors(
         self, state: Mapping[str, Any]
     ) -> tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]:
-        """Returns what `restore_connectors` would make the connectors, and changes nothing."""
+        """Returns the connectors for `restore_connectors`, and changes nothing."""
         agent, action = pipelines_from_state(state.get("connector_configs") or {})
         agent = successor(self.agent_connectors, agent)
         action = successor(self.action_connectors, action)
@@ -612,7 +612,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return {}
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Overwrites the weights with values as `get_weights` returns them.
+        """Overwrites the weights with values from `get_weights`.
 
         Raises:
             UsageError: if this policy has no weights but some are given.
@@ -621,7 +621,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             raise UsageError(f"{type(self).__name__} has no weights to set; got {len(weights)}.")
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that `set_state` restores.
+        """Returns the state that `set_state` restores.
 
         Keys: `weights`, `global_timestep`, `num_grad_updates`, `policy_spec` (class, spaces and
         config), `filter` and `reward_filter` with those, and `connector_configs` with connectors.
@@ -642,7 +642,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return {**state, "connector_configs": connectors} if connectors else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned; the policy keeps its own spaces and config.
+        """Restores a state from `get_state`; the policy keeps its own spaces and config.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
@@ -657,7 +657,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         self.restore_connectors(state)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Checks what can be checked without a change; warns if it is a state for other spaces.
+        """Checks a state without changing anything; warns if it is for other spaces.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
@@ -670,7 +670,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             given, own = spec.get(name), getattr(self, name)
             if given is not None and space_key(given) != space_key(own):
                 logger.warning(
-                    "the state was taken of a policy with the %s %s; %r keeps its own, %s.",
+                    "the state is of a policy with the %s %s; %r keeps its own, %s.",
                     name,
                     given,
                     self,
@@ -679,9 +679,9 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Policy:
-        """Returns a new policy of the class, spaces and config in a state of `get_state`.
+        """Returns a new policy of the class, spaces and config in a state from `get_state`.
 
-        The class is the state's, whichever class this is called on.
+        The class is the one in the state, not the one that this is called on.
 
         Raises:
             WeightsError: if the state has no `policy_spec`.
@@ -689,7 +689,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         spec = state.get("policy_spec")
         if spec is None:
             raise WeightsError(
-                "No `policy_spec` key in the state; only a state of `get_state()` makes a policy."
+                "No `policy_spec` key in the state; use a state that `get_state()` returned."
             )
         policy_class: type[Policy] = spec["policy_class"]
         policy = policy_class(spec["observation_space"], spec["action_space"], spec["config"])
@@ -706,13 +706,13 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     ) -> None:
         """Writes a checkpoint into a folder: `policy.json` and HDF5 files, no pickle.
 
-        Killed at any instant, it leaves the folder's old or new checkpoint whole. With
-        `config["export_native_model_files"]` a SavedModel follows, in the subfolder `model`.
+        If the process is killed at any instant, the folder's old or new checkpoint is intact. With
+        `config["export_native_model_files"]` it also writes a SavedModel to the subfolder `model`.
 
         Args:
-            export_dir: the folder, made if it is missing.
+            export_dir: the folder, created if it is missing.
             filename_prefix: must be None.
-            policy_state: a state of `get_state` to write instead of the present one.
+            policy_state: a state from `get_state` to write instead of the current one.
             checkpoint_format: "json", the only one.
 
         Raises:
@@ -743,19 +743,19 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
     ) -> Any:
         """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
 
-        A checkpoint holds policies of this class or of subclasses of it; `Policy` takes all.
-        Nothing in the file is executed. A class of your own is found by calling this on it; what a
-        file cannot hold (a distribution of yours, a model that Keras cannot rebuild) is given in
-        `config`. To act, a policy needs no callbacks; it asks for them when it is trained.
+        The policies must be of this class or of subclasses of it; `Policy` accepts all. Nothing in
+        the file is executed. To load a class of your own, call this method on it. Pass in `config`
+        objects that a file cannot store (a custom distribution, a model that Keras cannot rebuild).
+        A policy needs its callbacks only for training, and raises if they are missing then.
 
         Args:
-            checkpoint: the folder, or what `Algorithm.save` returned.
-            policy_ids: of an algorithm's checkpoint, only these.
+            checkpoint: the folder, or the result of `Algorithm.save`.
+            policy_ids: of an algorithm's checkpoint, load only these.
             config: settings that replace stored ones.
-            allow_non_finite: take weights with NaN or infinity, too.
-            custom_objects: layers of yours and the like that a stored Keras model may be made of:
-                name -> class. Those registered by `keras.saving.register_keras_serializable` need
-                not be given.
+            allow_non_finite: also accept weights with NaN or infinity.
+            custom_objects: custom layers and similar objects of a stored Keras model: name ->
+                class. Those registered by `keras.saving.register_keras_serializable` may be left
+                out.
             model_work_limit: how many times the usual work a stored Keras model may take, in calls,
                 operations and memory; `math.inf` for no limit. See `docs/decisions/003`.
 
@@ -765,7 +765,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
             ConfigError: if `model_work_limit` is not a positive number.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        # They need TensorFlow, unlike this module.
+        # Imported here, because they need TensorFlow, unlike this module.
         from tfpolicies.models.work import limit_work
         from tfpolicies.policy import checkpoints
 
@@ -790,12 +790,12 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         """Writes the policy for serving.
 
         Raises:
-            NotOfferedError: if the policy is no TensorFlow code; also a NotImplementedError.
+            NotOfferedError: if the policy has no TensorFlow code; also a NotImplementedError.
         """
         raise self._not_offered("export_model")
 
     def import_model_from_h5(self, import_file: str | os.PathLike[str]) -> Any:
-        """Takes over the weights of a Keras file.
+        """Loads weights from a Keras file.
 
         Raises:
             NotOfferedError: if the policy has no Keras model; also a NotImplementedError.
@@ -803,10 +803,10 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         raise self._not_offered("import_model_from_h5")
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Takes over the counters of the whole run.
+        """Sets the counters to those of the whole run.
 
         Args:
-            global_vars: `timestep`, and `num_grad_updates` if it is to change.
+            global_vars: `timestep`, and `num_grad_updates` if it should change.
 
         Raises:
             KeyError: if `timestep` is missing.
@@ -829,22 +829,22 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
 
     @property
     def devices(self) -> list[str]:
-        """Where learning runs, such as `["/cpu:0"]`."""
+        """The devices that learning uses, such as `["/cpu:0"]`."""
         return ["/cpu:0"]
 
     def is_recurrent(self) -> bool:
-        """Whether acting needs a memory."""
+        """Whether acting needs a recurrent state."""
         return self.num_state_tensors() > 0
 
     def num_state_tensors(self) -> int:
-        """Returns the number of arrays of the memory."""
+        """Returns the number of arrays of the recurrent state."""
         return len(self.get_initial_state())
 
     def get_initial_state(self) -> list[np.ndarray]:
-        """Returns the memory at the start of an episode, one array `[size]` per state tensor.
+        """Returns the recurrent state at the start of an episode, one array `[size]` per tensor.
 
-        It may also be a dict of such arrays: `compute_actions` is then given a dict and returns
-        one. A policy written by hand is asked for each episode anew.
+        It may also be a dict of such arrays: `compute_actions` then gets and returns a dict. For a
+        custom policy it is called for each episode.
         """
         return []
 
@@ -857,7 +857,7 @@ class Policy(Extensible, metaclass=overrides.PolicyMeta):
         return None
 
     def close(self) -> None:
-        """Gives back what the policy holds outside of Python's memory; here nothing."""
+        """Releases resources outside of Python's memory; here a no-op."""
 
     def get_host(self) -> str:
         """Returns the computer's network name, "" if it has none."""

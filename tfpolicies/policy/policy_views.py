@@ -1,4 +1,4 @@
-"""The view requirements of a policy, and what may be set among them."""
+"""View requirements of a policy, and the rules for setting them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ _MADE = {
     },
     SampleBatch.NEXT_OBS: (SampleBatch.OBS, 1),
 }
-"""The columns that every batch has: what each is made of, at which shift."""
+"""The columns that every batch has, with their source columns and shifts."""
 
 
 class PolicyViews(MutableMapping[str, ViewRequirement]):
-    """The columns that a policy reads, by name, and those that its batches get besides.
+    """The columns that a policy reads, by name, and those added to its batches.
 
-    What is set here becomes a column of the policy's batches, before they are postprocessed, until
-    the first sample or update; set it in the constructor of the policy's class, so that the
-    policies of remote workers and checkpoints have it, too. What every batch has cannot be changed,
-    but what is so in any case may be said. Acting reads what the model requires.
+    A view that is set becomes a column of the policy's batches, before postprocessing. Set it in
+    the constructor of the policy's class, so that the policies of remote workers and checkpoints
+    also have it; after the first sample or update it cannot be changed. Columns that every batch
+    has cannot be changed, but setting them as they are is allowed. Acting reads what the model
+    requires.
 
     Args:
-        required: what the model requires for training.
+        required: the views that the model requires for training.
 
     Attributes:
-        added: what was set, and `required`.
-        is_settled: whether batches have been made, so that nothing can be set any more.
+        added: the views that were set, and `required`.
+        is_settled: whether batches have been made, so that views can no longer be set.
     """
 
     def __init__(self, required: Mapping[str, ViewRequirement]) -> None:
@@ -49,19 +50,19 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
         self._policy: Any = None
 
     def of(self, policy: Any) -> PolicyViews:
-        """Returns these requirements to somebody who reads or sets them, and so needs the policy.
+        """Binds the policy, which reading and setting need, and returns these requirements.
 
-        Until then they do not hold it, so that a policy goes with its last handle.
+        Before that they do not reference it, so that the policy can be freed.
         """
         self._policy = policy
         return self
 
-    def __getstate__(self) -> dict[str, Any]:  # copies of the policy ask anew
+    def __getstate__(self) -> dict[str, Any]:  # copies of the policy compute them again
         return {**vars(self), "_policy": None, "_defaults": None, "is_settled": False}
 
     def _all(self) -> dict[str, ViewRequirement]:
         views = self._defaults or self._policy._default_views()
-        if not self._policy._sees_zeros:  # from which it will be known what is read
+        if not self._policy._sees_zeros:  # a dummy batch is used to find the columns read
             self._defaults = views
         return {**views, **self.added}
 
@@ -99,12 +100,12 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
 
     def __delitem__(self, column: str) -> None:
         if column not in self.added:
-            _refuse(column, "to be taken out, but only what was set can be")
+            _refuse(column, "not been set by you, so it cannot be deleted")
         self._require_open(column)
         del self.added[column]
 
     def _is_seen(self, column: str, requirement: ViewRequirement) -> bool:
-        """Whether the model reads such a view while it acts, so that it is there."""
+        """Whether the model reads this view to act, so that batches have it."""
         views = {view.name: view for view in self._policy.driver.acting.views}
         if column not in views:
             return False
@@ -114,18 +115,14 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
     def _require_open(self, column: str) -> None:
         if self.is_settled or self._policy.num_grad_updates:
             raise UsageError(
-                f"view_requirements[{column!r}] cannot be changed any more: batches were made "
-                "without it, or learned from. Set it before the first sample() and the first "
+                f"view_requirements[{column!r}] cannot be changed any more: batches without it "
+                "exist, or the policy has learned. Set it before the first sample() and the first "
                 "update, best in the constructor of the policy's class."
             )
 
 
 def _is_made(column: str, requirement: ViewRequirement) -> bool:
-    """Whether every batch has a column, just as it is required.
-
-    Raises:
-        NotOfferedError: if it has it in another form.
-    """
+    """Whether every batch has a column exactly as it is required; raises if it has another form."""
     made = _MADE.get(column)
     if made is None and column.startswith("state_in_"):
         made = (column.replace("state_in_", "state_out_", 1), -1)
@@ -146,29 +143,23 @@ def _require_same(
         _refuse(
             column,
             f"{requirement!r:.200}, but this column cannot be changed: it is {source!r} at the "
-            f"shift {seen}. Set a view of another name, or add a column in "
+            f"shift {seen}. Set a view with another name, or add a column in "
             "`postprocess_trajectory`",
         )
 
 
 def _require_makeable(column: str, requirement: ViewRequirement) -> None:
-    """Checks that batches can have a column.
-
-    Raises:
-        NotOfferedError: if they cannot.
-    """
     if requirement.batch_repeat_value != 1:
         _refuse(
             column,
-            f"batch_repeat_value={requirement.batch_repeat_value}, but only a memory has one value "
-            "for each sequence: leave it at 1",
+            f"batch_repeat_value={requirement.batch_repeat_value}, but only a recurrent state has "
+            "one value for each sequence: leave it at 1",
         )
     source = requirement.data_col or column
     if source == SampleBatch.INFOS or (source == column and (requirement.shift_arr != 0).any()):
         _refuse(
             column,
-            f"the data_col {source!r}, of which no steps can be seen: name another collected "
-            "column of arrays",
+            f"the data_col {source!r}, which has no views: name another collected column of arrays",
         )
 
 

@@ -1,4 +1,4 @@
-"""Acting by one call: actions for the environment, greedy unless exploration is asked for."""
+"""Acting in one call: actions for the environment, greedy unless exploration is requested."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def predict(
     explore: bool | None = False,
     batched: bool | None = None,
 ) -> Any:
-    """Does what `Policy.predict` says."""
+    """Implements `Policy.predict`."""
     agent, action = policy.agent_connectors, policy.action_connectors
     changes = any(connector.changes_observations for connector in agent or ())
     acting = policy.driver.acting.stackable
@@ -32,12 +32,12 @@ def predict(
     if batched is None:
         if changes:
             raise UsageError(
-                "predict cannot tell one observation from a batch in front of connectors that "
+                "predict cannot distinguish one observation from a batch, because connectors "
                 "change observations. Give batched=False or batched=True."
             )
         space_leaves = acting.reader.obs_leaves if is_plain else leaves(policy.observation_space)
         batched = _is_batch(space_leaves, obs)
-    if is_plain and not (agent or action):  # what a session would do, which carries nothing here
+    if is_plain and not (agent or action):  # no state to keep: faster than a session
         return acting.predict(obs, batched=batched, explore=explore)
     rows = unbatched(obs) if changes and batched else [obs]
     if changes:
@@ -54,16 +54,16 @@ def predict(
 
 
 def _is_batch(space_leaves: Sequence[Leaf], obs: Structure) -> bool:
-    """Returns whether an observation has a leading axis that its space lacks."""
+    """Whether an observation has a leading axis that its space lacks."""
     try:
         part = pick(obs, space_leaves[0].path)
     except (KeyError, IndexError, TypeError, ValueError):
-        return True  # rows in a list, or nothing that fits, which acting refuses
+        return True  # rows in a list, or a misfit, which acting refuses
     return np.ndim(part) > len(space_leaves[0].shape)
 
 
 def _count_rows(policy: Any, obs: Structure) -> int:
-    """Returns the rows of a batch; 1 for what acting will refuse."""
+    """Returns the rows of a batch; 1 for one that acting will refuse."""
     path = leaves(policy.observation_space)[0].path
     try:
         return len(pick(obs, path))
@@ -72,7 +72,6 @@ def _count_rows(policy: Any, obs: Structure) -> int:
 
 
 def _stack(rows: Sequence[Any]) -> Any:
-    """Returns rows of one structure as a batch of that structure."""
     if isinstance(rows[0], Mapping):
         return {key: _stack([row[key] for row in rows]) for key in rows[0]}
     if isinstance(rows[0], tuple):
@@ -81,11 +80,7 @@ def _stack(rows: Sequence[Any]) -> Any:
 
 
 def _restore(memory: RecurrentState, state: Any) -> None:
-    """Has a memory continue from a state.
-
-    Raises:
-        UsageError: unless it is what `predict` returned for as many rows, or initial states.
-    """
+    """Sets a recurrent state from `predict` or `get_initial_state`, after checking its shapes."""
     expected = memory.get_state()
     if isinstance(state, Sequence) and not isinstance(state, str):
         initial = {name: x for name, x in expected.items() if name.startswith("state_")}
@@ -98,8 +93,8 @@ def _restore(memory: RecurrentState, state: Any) -> None:
     given = {n: np.shape(x) for n, x in state.items()} if isinstance(state, Mapping) else None
     if given != shapes:
         raise UsageError(
-            "state must be what the last call of predict returned, for as many rows, or "
+            "state must be the state that the last call of predict returned, for as many rows, or "
             f"get_initial_state(): arrays of the shapes {shapes}, got "
-            f"{show_value(state if given is None else given)}. Give None where episodes begin."
+            f"{show_value(state if given is None else given)}. Give None when episodes begin."
         )
     memory.set_state({name: np.array(x, expected[name].dtype) for name, x in state.items()})

@@ -1,4 +1,4 @@
-"""What is carried from step to step of an episode: the memory, and the steps looked back on."""
+"""State of running episodes: recurrent state, and the earlier steps that views read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tfpolicies.models.spaces import action_leaves
 from tfpolicies.type_aliases import Memory, Structure
 
 _STATE_NAMES = {OBS: "obs_{}", ACTIONS: "action_{}", REWARDS: "rewards"}
-"""What the past of a column is called in the state of a `RecurrentState`."""
+"""The names of each column's history in the state of a `RecurrentState`."""
 
 
 def flatten_memory(memory: Memory) -> list[np.ndarray]:
-    """Returns the arrays of a memory in order: that of a dict, at any depth, is by its keys.
+    """Returns the arrays of a recurrent state in order: dicts, at any depth, are sorted by key.
 
     >>> flatten_memory([np.zeros(1), {"b": np.ones(2), "a": np.zeros(3)}])
     [array([0.]), array([0., 0., 0.]), array([1., 1.])]
@@ -35,7 +35,7 @@ def flatten_memory(memory: Memory) -> list[np.ndarray]:
 
 
 def unflatten_memory(form: Memory, arrays: Sequence[np.ndarray]) -> Any:
-    """Inverts `flatten_memory`: returns arrays in the form that a memory has."""
+    """Inverts `flatten_memory`: returns arrays in the structure of `form`."""
     remaining = iter(arrays)
 
     def fill(part: Structure) -> Any:
@@ -47,16 +47,16 @@ def unflatten_memory(form: Memory, arrays: Sequence[np.ndarray]) -> Any:
 
 
 class RecurrentState:
-    """What N environments' episodes carry from step to step, for samplers and sessions.
+    """The state that N environments' episodes keep from step to step, for samplers and sessions.
 
-    With several agents, a row belongs to one agent of a running episode, and some rows act in a
-    step while others wait.
+    With several agents, a row belongs to one agent of a running episode, and only some rows act in
+    a step.
 
     Attributes:
-        is_needed: whether the policy is given anything of earlier steps.
-        has_state: whether it depends on that: it has a memory, or looks back on earlier steps.
+        is_needed: whether the policy gets anything from earlier steps.
+        has_state: whether its actions depend on earlier steps: by a recurrent state, or by views.
         around: returns further arguments of `Acting.act` for the rows that act (None: all):
-            infos and episodes; None where the policy asks for neither.
+            infos and episodes; None if the policy reads neither.
     """
 
     def __init__(self, policy: Any, rows: int) -> None:
@@ -71,13 +71,13 @@ class RecurrentState:
         self._names = [port.name for view in self._views for port in view.ports]
         self._actions = leaf_ports(ACTIONS, action_leaves(policy.action_space))
         self._plain = plain_leaves(policy.observation_space)
-        # The last steps of what is looked back on, by column: leaves [rows, steps, ...].
+        # The last steps of the columns that views read: leaves [rows, steps, ...].
         self._past = self._zeros(rows)
         self.is_needed = bool(self._states) or bool(self._views)
         self.has_state = bool(self._states) or bool(self.driver.acting.views)
 
     def _zeros(self, rows: int) -> dict[str, list[np.ndarray]]:
-        """Returns the past of `rows` rows at the start of their episodes."""
+        """Returns the history of `rows` rows at the start of their episodes."""
         depths, leaves_of = {REWARDS: 1}, {REWARDS: previous(self.policy.action_space)[1].leaves}
         for view in self._views:
             depths[view.source] = max(depths.get(view.source, 0), view.depth)
@@ -98,7 +98,7 @@ class RecurrentState:
         return [np.asarray(state, np.float32) for state in memory]
 
     def _starts(self, count: int) -> list[np.ndarray]:
-        """Returns the memory at the start of `count` episodes, which may begin differently."""
+        """Returns the initial states of `count` episodes, which may differ."""
         if self.driver.acting.has_fixed_initial_state:
             return [np.stack([state] * count) for state in self._start]
         asked = [self._initial_state() for _ in range(count)]
@@ -107,15 +107,15 @@ class RecurrentState:
     def act(
         self, obs: Sequence[np.ndarray], explore: bool | None = None, rows: np.ndarray | None = None
     ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Acts on checked observation leaves `[N, ...]` and remembers.
+        """Acts on checked observation leaves `[N, ...]` and records the step.
 
         Args:
-            obs: the observations, `[K, ...]` of those that act.
+            obs: the observations, `[K, ...]` of the rows that act.
             explore: sample or be greedy; None takes the policy's config.
-            rows: which rows act, int `[K]`; None for all N.
+            rows: the rows that act, int `[K]`; None for all N.
 
         Returns:
-            Actions for the environments, and the columns to keep of each row.
+            Actions for the environments, and the columns of each row.
         """
         if not self.is_needed:
             acted: tuple[Any, dict[str, np.ndarray]] = self.driver.acting.act(obs, explore=explore)
@@ -128,9 +128,10 @@ class RecurrentState:
     def inputs(
         self, obs: Sequence[np.ndarray], rows: np.ndarray | None = None
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns what acting reads besides the observations `[K, ...]` of the rows that act.
+        """Returns the inputs of acting besides the observations `[K, ...]` of the rows that act.
 
-        That is the leaves of the views that the policy reads, and the memory; `[K, ...]` each.
+        These are the leaves of the views that the policy reads, and the recurrent state, `[K, ...]`
+        each.
         """
         chosen = slice(None) if rows is None else rows
         seen = [x for view in self._views for x in self._viewed(view, obs, chosen)]
@@ -156,16 +157,16 @@ class RecurrentState:
         states: Sequence[np.ndarray],
         rows: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
-        """Takes down how rows acted on `obs`; returns the columns to keep, with what `inputs` gave.
+        """Records how rows acted on `obs`; returns the columns, including views and states.
 
-        What a step earns is 0 until somebody says it: see `rewarded`.
+        The reward of a step is 0 until `rewarded` is called.
         """
         chosen = slice(None) if rows is None else rows
         kept = dict(zip(self._names, seen, strict=True))
         for view in self._later:
             kept |= zip((p.name for p in view.ports), self._viewed(view, obs, chosen), strict=True)
         kept |= {f"state_in_{i}": state for i, state in enumerate(states)}
-        if rows is None:  # the columns that were handed out must not change
+        if rows is None:  # copies, because returned columns must not change
             self._states = [np.array(columns[f"state_out_{i}"]) for i in range(len(states))]
         else:
             for i, state in enumerate(self._states):
@@ -183,16 +184,16 @@ class RecurrentState:
         return {**columns, **kept}
 
     def rewarded(self, rewards: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """Takes down the rewards `[N]` of the last actions; `[K]` of the rows given, int `[K]`."""
+        """Records the rewards `[N]` of the last actions; `[K]` with `rows`, int `[K]`."""
         self._past[REWARDS][0][slice(None) if rows is None else rows, -1] = rewards
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """Number of rows, N."""
         return len(self._past[REWARDS][0])
 
     def grow(self, rows: int) -> None:
-        """Makes room for `rows` rows in all; the new ones are at the start of their episodes."""
+        """Extends to `rows` rows; the new ones are at the start of their episodes."""
         more = rows - self.num_rows
         if self._states and more > 0:
             pairs = zip(self._states, self._starts(more), strict=True)
@@ -202,7 +203,7 @@ class RecurrentState:
             self._past[source] = [np.concatenate(pair) for pair in pairs]
 
     def stepped(self, rewards: np.ndarray, ended: np.ndarray, dead: np.ndarray | None) -> None:
-        """Takes down what a step of the environments gave.
+        """Records the results of an environment step.
 
         Args:
             rewards: `[N]`.
@@ -225,7 +226,7 @@ class RecurrentState:
                 past[rows] = 0
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Returns everything that is remembered, as copies, by name."""
+        """Returns copies of all arrays, by name."""
         named = {f"state_{i}": x.copy() for i, x in enumerate(self._states)}
         return named | {name: x.copy() for name, x in self._named_past()}
 
@@ -235,8 +236,8 @@ class RecurrentState:
                 yield _STATE_NAMES[source].format(i), past
 
     def set_state(self, state: dict[str, np.ndarray]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a state from `get_state`."""
         self._states = [np.array(state[f"state_{i}"]) for i in range(len(self._states))]
         for name, past in self._named_past():
-            if name in state:  # older states lack what was not read of the past
+            if name in state:  # older states lack history that was not read
                 past[...] = state[name].reshape(past.shape)

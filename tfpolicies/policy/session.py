@@ -1,4 +1,4 @@
-"""Acting by hand, step by step: an object that keeps what the policy must remember."""
+"""Sessions: objects that act step by step and keep the recurrent state in between."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tfpolicies.type_aliases import Structure
 
 
 class PolicySession:
-    """Acts in one environment, or in B of them, and keeps its memory and what it looks back on.
+    """Acts in one environment, or in B, and keeps the recurrent state and the earlier steps.
 
-    A policy without a memory can be used in the same way, so code that plays need not know.
+    Policies without a recurrent state are used in the same way.
 
     Args:
         policy: acts.
-        batch_size: how many environments act together; None for one, without a batch axis.
+        batch_size: number of environments that act together; None for one, without a batch axis.
         explore: sample or be greedy; None takes the policy's config.
     """
 
@@ -38,18 +38,18 @@ class PolicySession:
         self.reset()
 
     def reset(self, rows: np.ndarray | Sequence[int] | None = None) -> None:
-        """Starts new episodes: everywhere, or in the environments of a bool or index array."""
+        """Starts new episodes: in all environments, or in those of a bool or index array."""
         if rows is None:
             self.memory = RecurrentState(self.policy, self.batch_size or 1)
         else:
             self.memory.forget(rows)
 
     def act(self, obs: Structure, reward: Any = None, explore: bool | None = None) -> Any:
-        """Returns the action for an observation, ready for the environment, as arrays of your own.
+        """Returns the action for the environment, as arrays that you own.
 
         Args:
             obs: one observation, or a batch `[B, ...]` with a batch size.
-            reward: what the last action earned, a number or `[B]`; for models that read it.
+            reward: the reward of the last action, a number or `[B]`; for models that read it.
             explore: sample or be greedy; None takes the session's.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a policy with a Program owns, as one dict and back, and how given arrays are checked."""
+"""State dicts of policies with a Program: reads, validates and restores them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def matched(
 
     Args:
         layout: the layout of the state.
-        values: a dict with the layout's keys; or, if its keys are others, and for a list, arrays in
-            the layout's order. Variables that nothing reads may be among them.
+        values: a dict with the layout's keys; or arrays in the layout's order, as a list or a dict
+            with other keys. They may include variables that are never read.
         parts: of the layout.
-        argument: what `values` is called in messages.
+        argument: the name of `values` in messages.
         finite: whether NaN and infinity are refused.
 
     Raises:
@@ -47,7 +47,7 @@ def matched(
             f"{argument} must be a dict or a list of arrays, got {type(values).__name__}."
         )
     slots, every = layout.weights(*parts), layout.of(*parts)
-    if len(slots) < len(every) == len(values):  # with those that nothing reads
+    if len(slots) < len(every) == len(values):  # including variables that are never read
         slots = every
     if isinstance(values, Mapping):
         if set(values) == {slot.key for slot in slots}:
@@ -84,7 +84,7 @@ def _array(slot: Slot, value: Structure, name: str) -> np.ndarray:
 
 
 class Checked(NamedTuple):
-    """The parts of a state that fit."""
+    """The validated parts of a state dict."""
 
     arrays: dict[str, np.ndarray]  # by key of the layout
     hyper: np.ndarray  # float32 [H]
@@ -93,13 +93,12 @@ class Checked(NamedTuple):
 
 
 def _check_form(given: object, mappings: Sequence[str]) -> None:
-    """Checks that a state has the parts that every state has, and dicts where those belong."""
     if not isinstance(given, Mapping):
-        raise WeightsError(f"A state must be a dict, as `get_state()` gives it; got {given!r:.80}.")
+        raise WeightsError(f"A state must be a dict from `get_state()`; got {given!r:.80}.")
     for key in ("weights", "global_timestep"):
         if key not in given:
             raise MissingStateError(
-                f"The state has no {key!r}; it has {sorted(map(str, given))}. Give what "
+                f"The state has no {key!r}; it has {sorted(map(str, given))}. Give a state that "
                 "`get_state()` returned."
             )
     for key in mappings:
@@ -109,15 +108,15 @@ def _check_form(given: object, mappings: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Owned:
-    """Everything that one policy owns, as one dict and back.
+    """All state of one policy, as a dict and back.
 
     Args:
-        program: what the policy shares with its kind.
+        program: the Program, shared with other policies.
         state: its variables, hyper-parameters, generator and counters.
         exploration: its exploration.
         filters: its running statistics, by the key of a state: `filter` of observations,
             `reward_filter` of rewards.
-        aliases: by the key of a state, the hyper-parameter that stands under it.
+        aliases: by the key of a state, the hyper-parameter that it stores.
     """
 
     program: Program
@@ -127,7 +126,7 @@ class Owned:
     aliases: Mapping[str, str]
 
     def get(self) -> dict[str, Any]:
-        """Returns all of it as copies; see `TFPolicy.get_state` for the keys."""
+        """Returns copies of everything; see `TFPolicy.get_state` for the keys."""
         state, layout = self.state, self.program.layout
         names = self.program.spec.hyperparameters
         hyper = {name: float(x) for name, x in zip(names, state.hyper, strict=True)}
@@ -147,14 +146,14 @@ class Owned:
         }
 
     def checked(self, given: Mapping[str, Any], *, finite: bool) -> Checked:
-        """Checks that a given state fits, and changes nothing.
+        """Validates a state dict, and changes nothing.
 
         Args:
-            given: the state.
+            given: the state dict.
             finite: whether weights and slots with NaN or infinity are refused.
 
         Raises:
-            MissingStateError: if `weights` or `global_timestep` is missing; a KeyError, too.
+            MissingStateError: if `weights` or `global_timestep` is missing; also a KeyError.
             WeightsError: if a part does not fit.
         """
         state = self.state
@@ -200,12 +199,12 @@ class Owned:
         for name, value in {**(given.get("hyperparameters") or {}), **aliased}.items():
             if name not in names:
                 owner = self.program.spec.policy_class.__name__
-                raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to a {owner}.")
+                raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to {owner}.")
             number = value.item() if isinstance(value, np.generic) else value
             number = math.inf if value is None else number
             try:
                 if not is_number(number):
-                    raise TypeError("it is none")
+                    raise TypeError("not a number")
                 hyper[names.index(name)] = number
             except (TypeError, OverflowError) as error:
                 raise WeightsError(
@@ -214,10 +213,10 @@ class Owned:
         return hyper
 
     def restore(self, given: Mapping[str, Any], *, finite: bool) -> None:
-        """Overwrites all of it with a given state, which is checked first and never changed.
+        """Validates a state dict, which stays unchanged, and restores everything from it.
 
         Args:
-            given: the state.
+            given: the state dict.
             finite: whether weights and slots with NaN or infinity are refused.
 
         Raises:
@@ -242,7 +241,7 @@ class Owned:
         state.num_grad_updates = checked.num_grad_updates
 
     def apply_filter(self, observed: MeanStdFilter) -> None:
-        """Writes a filter's frozen statistics to where acting and learning read them."""
+        """Writes a filter's current statistics to the state, for acting and learning."""
         frozen = [array for scaling in observed.tensors() for array in scaling]
         slots = self.program.layout.of("filter")
         self.state.write(

@@ -1,4 +1,4 @@
-"""Policies whose mathematics is TensorFlow code: handles on a state of a shared Program."""
+"""Policies implemented in TensorFlow. Each is a handle on its own state and a shared Program."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ from tfpolicies.type_aliases import Structure
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
 _MADE_ANEW |= {"_acting", "_learner", "_driver", "_owned", "_worker_index", "_create_session"}
-"""Attributes that each copy of a policy gets by itself."""
+"""Attributes that `TFPolicy.copy` creates instead of copying them."""
 
 
 class TFPolicy(PolicyKind):
-    """A policy with a Keras model; subclasses say what its loss is.
+    """A policy with a Keras model; subclasses define its loss.
 
-    Policies of one class, spaces, architecture and static config share one `Program`: its functions
-    are traced once, and each policy costs its numbers only. Code that is traced (`loss`,
+    Policies with the same class, spaces, architecture and static config share one `Program`: its
+    functions are traced once, so each further policy only costs its numbers. Traced code (`loss`,
     `stats_fn`, `grad_stats_fn`, `compute_gradients_fn`, `apply_gradients_fn`) therefore runs on a
-    view of the class: `self.config` holds the hyper-parameters as tensors, what `loss` sets on
-    `self` can be read by `stats_fn`, and what belongs to one policy cannot be read.
+    view of the class: `self.config` holds the hyper-parameters as tensors, `stats_fn` can read
+    attributes that `loss` sets on `self`, and attributes of one policy cannot be read.
 
-    A subclass overrides, as far as it differs:
+    A subclass overrides those that differ:
 
     * `hyperparameters`: names of config keys whose numbers may differ between policies.
     * `static_keys`: names of config keys that change code or shapes.
@@ -86,16 +86,16 @@ class TFPolicy(PolicyKind):
     Args:
         observation_space: of the environment, possibly nested.
         action_space: of the environment.
-        config: a dict or an `AlgorithmConfig`; what is missing comes from `config_class`. The keys
+        config: a dict or an `AlgorithmConfig`; `config_class` has the defaults. The keys
             `__policy_id` and `worker_index` seed weights and noise together with `seed`;
-            `__session_creator` makes the session in graph mode, with the graph as default.
+            `__session_creator` creates the session in graph mode, with the graph as default.
 
     Attributes:
         dist_class: the action distribution class: `dist_class(dist_inputs, model)`.
-        automatic: the settings that were "auto", and what a checkpoint says they became.
-        exploration: how noise becomes actions, and the numbers that steer it.
+        automatic: the settings that were "auto", with the values that a checkpoint recorded.
+        exploration: turns noise into actions, and has the numbers that control it.
         framework: `"tf"` for policies in graph mode, otherwise `"tf2"`.
-        program: what policies of this kind share.
+        program: the Program, shared with other policies.
 
     Raises:
         ConfigError: for an unknown or invalid setting.
@@ -104,11 +104,11 @@ class TFPolicy(PolicyKind):
     """
 
     _replays: ClassVar[bool] = False
-    """Whether it learns from rows that were sampled long ago."""
+    """Whether it learns from a replay buffer."""
     _column_defaults: ClassVar[Mapping[str, float]] = {}
-    """What columns `[N]` that a batch may lack are filled with."""
+    """Fill values of columns `[N]` that a batch may lack."""
     _coefficient_stats: ClassVar[Mapping[str, str]] = {}
-    """Hyper-parameters, besides learning rates, in `learner_stats`: by their names there."""
+    """Hyper-parameters, besides learning rates, in `learner_stats`, by their names there."""
     _driver_class = CompiledDriver
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -162,10 +162,10 @@ class TFPolicy(PolicyKind):
         self._update_schedules(0)
 
     def _take_up(self, worker_index: int, create_session: Callable[[], Any]) -> None:
-        """Makes what works on the policy's own parts, which are all there."""
+        """Builds the acting, learning and state parts. Call it once all attributes are set."""
         self._worker_index = worker_index
         self._create_session = create_session
-        # Where NaN may arise it must travel, too; remote workers do as the one that learns.
+        # NaN of the learning policy must also reach remote workers.
         self._accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
         self.program.runtime.open_sessions_with(self._state, create_session)
         self._loaded = {}
@@ -186,11 +186,11 @@ class TFPolicy(PolicyKind):
         return None if made is None else made()
 
     def copy(self, policy_id: str | None = None) -> Any:
-        """Returns an independent policy of the same kind in the same state.
+        """Returns an independent policy with the same Program and state.
 
-        Its generator is a new one, so that the two do not make the same choices; everything else
-        that `get_state` gives is equal. It is not frozen. Attributes that a subclass adds are
-        copied by `copy.deepcopy`. It takes microseconds: the Program is shared.
+        It has a new generator, so that the two do not make the same choices; everything else in
+        `get_state` is equal. The copy is not frozen. Attributes that a subclass adds are copied by
+        `copy.deepcopy`. It takes microseconds, because the Program is shared.
 
         Args:
             policy_id: of the copy; None for the same. Together with `seed` it seeds the generator.
@@ -213,18 +213,18 @@ class TFPolicy(PolicyKind):
         return twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Returns `copy()`: equal but for its generator, and not frozen."""
+        """Returns `copy()`: equal except for its generator, and not frozen."""
         twin = memo[id(self)] = self.copy()
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels to other processes as its checkpoint is: equal, its generator included.
+        """Pickles the policy as a checkpoint, including its random generator.
 
-        Functions and classes of the config that no checkpoint holds are pickled by their names. A
-        session creator, what was loaded into buffers, and that it is frozen stay here.
+        Functions and classes of the config that checkpoints cannot store are pickled by name.
+        Session creator, loaded batches and the frozen flag are not pickled.
 
         Raises:
-            UnpicklableError: if the class or one of those functions has no name to be found by.
+            UnpicklableError: if the class or one of those functions cannot be imported by a name.
         """
         return reduced(self)
 
@@ -236,7 +236,7 @@ class TFPolicy(PolicyKind):
 
     @property
     def global_timestep(self) -> int:
-        """Rows acted on so far, or what `on_global_var_update` said last."""
+        """Rows acted on so far, or the last value from `on_global_var_update`."""
         return Counter(self._state.global_timestep)
 
     @global_timestep.setter
@@ -254,14 +254,17 @@ class TFPolicy(PolicyKind):
 
     @property
     def devices(self) -> list[str]:
-        """Where learning runs: `["/cpu:0"]`, or `["/gpu:0"]` with `num_gpus=1` and a GPU."""
+        """The devices that learning uses: `["/cpu:0"]`, or `["/gpu:0"]` with a GPU.
+
+        It uses a GPU if there is one and `num_gpus=1`.
+        """
         return [self.program.functions.device]
 
     @property
     def model(self) -> keras.Model:
-        """The Keras model with this policy's weights in it; read it, do not write through it.
+        """The Keras model with this policy's weights, for reading only.
 
-        In `loss` and what runs behind it, it is the `model` argument of `loss`.
+        In `loss` and code that runs after it, it is the `model` argument of `loss`.
         """
         if self._context is not None:
             return self._context.model
@@ -273,17 +276,17 @@ class TFPolicy(PolicyKind):
         return model
 
     def make_rl_module(self) -> keras.Model:
-        """Returns the policy's Keras model: here the model is the module; see `model`."""
+        """Returns the policy's Keras model, as `model`: here it is the RL module."""
         return self.model
 
     @ensure_eager()
     def to_keras(self) -> keras.Model:
-        """Returns a trained copy of the model, for the caller to keep.
+        """Returns a trained copy of the model, which the caller owns.
 
-        It takes encoded observations (float32; discrete parts one-hot) and computes what the policy
-        does, an observation filter included: as layers without weights in front of the model, one
-        for each filtered part. Its `.keras` file needs nothing but Keras where the model is of
-        Keras's own layers. The model that you gave to the config is never changed.
+        It takes encoded observations (float32; discrete parts one-hot) and computes the policy's
+        outputs. An observation filter is included as layers without weights in front of the model,
+        one for each filtered part. Its `.keras` file needs only Keras if the model consists of
+        Keras layers. The model in your config is never changed.
         """
         require_tensorflow()
         model = self.program.spec.source.make()
@@ -294,7 +297,7 @@ class TFPolicy(PolicyKind):
             )
         weights, slots = self.get_weights(), self.program.layout.of("model")
         for variable, slot in zip(model.variables, slots, strict=True):
-            if slot.key in weights:  # others are not read
+            if slot.key in weights:  # the others are never read
                 variable.assign(weights[slot.key])
         for layer in adapted_layers(model):
             layer.finalize_state()
@@ -307,12 +310,12 @@ class TFPolicy(PolicyKind):
     def get_session(self) -> Any:
         """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.
 
-        The session has the policy's variables; what is changed in them by hand is not kept.
+        The session has the policy's variables; changes that you make to them are not kept.
         """
         return self.program.runtime.session(self._state)
 
     def close(self) -> None:
-        """Closes the session, if the policy has one; a later use opens a new one."""
+        """Closes the session, if the policy has one; the next use opens a new one."""
         self.program.runtime.close(self._state)
 
     def _learns(self) -> bool:
@@ -336,13 +339,15 @@ class TFPolicy(PolicyKind):
         """Chooses one action for each row of `obs_batch`.
 
         Actions are normalised: 0-based int64 for Discrete, in [-1, 1] for a bounded float Box with
-        `normalize_actions`. `extras` has `action_logp` and `action_prob` `[B]` (0 and 1 where
-        greedy), `action_dist_inputs` `[B, n]`, and `vf_preds` `[B]` if the model has a value.
-        `views` are the others that the model reads, by name, such as `prev_n_obs` `[B, n, ...]`.
+        `normalize_actions`. `extras` has `action_logp` and `action_prob` `[B]` (0 and 1 for greedy
+        actions), `action_dist_inputs` `[B, n]`, and `vf_preds` `[B]` if the model has a value.
+        `views` are the other inputs that the model reads, by name, such as `prev_n_obs` `[B, n,
+        ...]`.
 
-        Observations are `[B, ...]` as the environment gives them, nested as the space is; or, for
+        Observations are `[B, ...]` as the environment returns them, nested as the space is; or, for
         discrete and nested spaces, rows `[B, F]` as RLlib's preprocessors make them: choices
-        one-hot, one leaf behind the other. What fits the space is always taken as it is.
+        one-hot, the leaves concatenated. Observations that fit the space are always used as they
+        are.
 
         Raises:
             ObservationError: if `obs_batch` does not fit the observation space, has NaN or
@@ -370,17 +375,13 @@ class TFPolicy(PolicyKind):
     ) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
         """Chooses the action for one observation; see `Policy.compute_single_action`."""
         if self._overridden.isdisjoint(overrides.ACTING):
-            with contextlib.suppress(MemoryCountError):  # `compute_actions` takes those of others
+            with contextlib.suppress(MemoryCountError):  # `compute_actions` accepts other forms
                 outputs, explore = self._acting.run_single(obs, state, **arguments)
                 return self._acting.first_row(outputs, explore=explore)
         return super().compute_single_action(obs, state, **arguments)
 
     def _in_full(self, states: Sequence[Any] | None, error: UsageError) -> tuple[Any, Any]:
-        """Returns a memory of another form in that of the policy, and the way back.
-
-        Raises:
-            UsageError: the one given, if it has no such form.
-        """
+        """Returns a recurrent state in the policy's form and the function that converts it back."""
         completed = EXTENSIONS.complete_memory(self, states)
         if completed is None:
             raise error from None
@@ -391,10 +392,10 @@ class TFPolicy(PolicyKind):
         return {name: input_dict[name] for name in names if name in input_dict}
 
     def _own_filters(self) -> tuple[Any, Any]:
-        return None, None  # the Program filters: see `__init__`
+        return None, None  # the Program filters: `__init__` sets both attributes
 
     def get_initial_state(self) -> list[np.ndarray]:
-        """Returns the memory at the start of an episode: zeros, one array per state tensor."""
+        """Returns the initial recurrent state: zeros, one array per state tensor."""
         return [port.zeros(1)[0] for port in self.program.ports.states]
 
     def get_exploration_state(self) -> dict[str, Any]:
@@ -421,16 +422,16 @@ class TFPolicy(PolicyKind):
         Args:
             actions: `[B, *shape]`, nested as the action space is.
             obs_batch: the observations they were chosen for, as in `compute_actions`.
-            state_batches: the memory, for policies that have one.
+            state_batches: the recurrent state, for policies that have one.
             prev_action_batch: the previous actions, for models that read them.
-            prev_reward_batch: the previous rewards, likewise.
+            prev_reward_batch: the previous rewards, for models that read them.
             actions_normalized: False if the actions are the environment's.
             in_training: accepted; the result is that of acting.
             views: the other views that the model reads, by name.
 
         Raises:
             ObservationError: if the observations or actions do not fit their spaces.
-            UsageError: if the memory, or what else the model reads, is missing.
+            UsageError: if the recurrent state, or another input that the model reads, is missing.
             BatchError: if there are not as many actions as observations.
         """
         del in_training
@@ -450,8 +451,8 @@ class TFPolicy(PolicyKind):
     ) -> dict[str, Any]:
         """Updates the policy by all minibatches of all epochs, in one compiled call.
 
-        Rows are shuffled anew for each epoch by the policy's own generator, and every row is used:
-        the last minibatch of an epoch has what remains.
+        The policy's own generator shuffles the rows in each epoch, and every row is used: the last
+        minibatch of an epoch has the remaining rows.
 
         Args:
             batch: a postprocessed batch of N rows.
@@ -483,7 +484,7 @@ class TFPolicy(PolicyKind):
         return self._learner.by_gradients(samples)
 
     def _updates_by_methods(self) -> bool:
-        """Whether a subclass has methods of its own that each update has to call."""
+        """Whether a subclass overrides methods that each update must call."""
         return not self._overridden.isdisjoint(overrides.UPDATING)
 
     def compute_gradients(
@@ -491,8 +492,8 @@ class TFPolicy(PolicyKind):
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch, in the order of the trainable variables.
 
-        Neither weights nor counters change. The info has `learner_stats`, and what the class gives
-        for each row, such as `td_error` `[B]`.
+        Neither weights nor counters change. The info has `learner_stats`, and values that the class
+        computes for each row, such as `td_error` `[B]`.
 
         Raises:
             BatchError: as `learn_on_batch`.
@@ -530,9 +531,9 @@ class TFPolicy(PolicyKind):
     def _default_views(self) -> dict[str, ViewRequirement]:
         """Returns requirements for the columns that this policy reads.
 
-        A small batch of zeros is postprocessed and, if the class has a loss, learned from without
-        an update: columns that acting does not read are not used for it, likewise for training, and
-        what nobody reads is left out. That postprocessing itself sees all columns there may be.
+        A small batch of zeros is postprocessed and, if the class has a loss, run through the loss
+        without an update. Columns that acting or training does not read are marked so, and columns
+        that neither reads are left out. That postprocessing itself gets all possible columns.
         """
         views = super()._default_views()
         return views if self._sees_zeros else read_views(self, views)
@@ -548,8 +549,8 @@ class TFPolicy(PolicyKind):
         """Adds the columns that the loss needs to the rows of one trajectory, in place.
 
         Args:
-            sample_batch: rows of one episode in order, with `new_obs` and the acting extras; a last
-                row that is not terminated is bootstrapped from its `new_obs`.
+            sample_batch: rows of one episode in order, with `new_obs` and the acting extras; the
+                value of a last row that is not terminated is bootstrapped from its `new_obs`.
             other_agent_batches: unused here; for overrides.
             episode: unused here; for overrides.
         """
@@ -569,22 +570,22 @@ class TFPolicy(PolicyKind):
     def get_weights(self, as_dict: bool = True) -> Any:
         """Returns copies of the networks' variables.
 
-        Followers, such as target networks, are not among them. The seeds of layers with dropout
-        are; those of LSTM and GRU layers without, which are never read, are not.
+        Target networks are not included. The seeds of layers with dropout are; those of LSTM and
+        GRU layers without dropout, which are never read, are not.
 
         Args:
-            as_dict: whether they come under canonical keys, in order; False: as a list.
+            as_dict: whether to return a dict by canonical keys, in order; False: a list.
         """
         found = self._state.copy_of(*self.program.layout.networks)
         return found if as_dict else list(found.values())
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Overwrites the networks' variables; a target network becomes equal to what it follows.
+        """Overwrites the networks' variables; target networks become equal to their sources.
 
         Args:
-            weights: a dict as `get_weights` returns it, matched by key; or, if its keys are others,
-                and for a list, by order and shape. Those of the network that acts are enough: then
-                the others stay.
+            weights: a dict from `get_weights`, matched by key; or a list or a dict with other keys,
+                matched by order and shape. Weights of the acting network only are enough: then the
+                others stay.
 
         Raises:
             WeightsError: if number or shapes differ, or a number is not finite (except with
@@ -600,59 +601,59 @@ class TFPolicy(PolicyKind):
             self._state.follow(1.0, parts)
 
     def hyper(self, name: str) -> float:
-        """Returns the value in force of a hyper-parameter.
+        """Returns the current value of a hyper-parameter.
 
         Raises:
             ConfigError: if this class has no such hyper-parameter.
         """
         names = self.program.spec.hyperparameters
         if name not in names:
-            raise ConfigError(f"{name!r} is no hyper-parameter; those are {', '.join(names)}.")
+            raise ConfigError(f"{name!r} is not a hyper-parameter; those are {', '.join(names)}.")
         return float(self._state.hyper[names.index(name)])
 
     def set_hyper(self, name: str, value: float | None) -> None:
-        """Sets a hyper-parameter of this policy alone, from the next update on.
+        """Sets a hyper-parameter of this policy only, from the next update on.
 
         Raises:
-            ConfigError: if this class has no such hyper-parameter, or the value is no number.
+            ConfigError: if this class has no such hyper-parameter, or the value is not a number.
         """
         self._state.require_changeable()
-        _ = self.hyper(name)  # there is one
+        _ = self.hyper(name)  # raises if it does not exist
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
         spec, changed = self.program.spec, [name]
         if value is None and name in spec.rates:
             raise ConfigError(f"{name} must be a number, got None. Set it to the value of 'lr'.")
-        if name == "lr":  # also that of networks without a learning rate of their own
+        if name == "lr":  # also for networks that have no learning rate
             changed += spec.rates_as_lr(self.config)
         for each in changed:
             index = spec.hyperparameters.index(each)
             self._state.hyper[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that `set_state` restores, as copies.
+        """Returns copies of the state that `set_state` restores.
 
         Keys: `weights`; `target_weights` with target networks; `filter`, the running statistics of
         observations, with a filter; `_optimizer_variables`; `_exploration_state`;
         `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `_state_aliases` under
-        their aliases; `rng`, the generator's state, and `learning_rng` if learning has one of its
-        own; `connector_configs` with connectors; and `policy_spec`.
+        their aliases; `rng`, the generator's state, and `learning_rng` if learning has its own
+        generator; `connector_configs` with connectors; and `policy_spec`.
         """
         with self._state.lock:
             return {**super().get_state(), **self._owned.get()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned; everything is checked before anything changes.
+        """Restores a state from `get_state`; everything is checked before anything changes.
 
-        The policy keeps its own spaces and config, whatever `policy_spec` says: config and Program
-        belong together. `from_state` makes a policy of the state's config. A hyper-parameter with a
-        schedule is what its schedule says at the state's time step.
+        The policy keeps its own spaces and config and ignores `policy_spec`, because config and
+        Program belong together. `from_state` creates a policy with the state's config. A
+        hyper-parameter with a schedule gets the value of its schedule at the state's time step.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
             WeightsError: if a part does not fit, or a number is not finite (except with
                 `on_nan="warn"`); nothing is changed then.
-            ConfigError: if the connectors' state is malformed; likewise.
+            ConfigError: if the connectors' state is malformed; nothing is changed then.
         """
         self._check_state(state)
         with self._state.changing():
@@ -679,32 +680,33 @@ class TFPolicy(PolicyKind):
     ) -> ExportResult:
         """Writes the whole policy, preprocessing and mapping of actions included, for serving.
 
-        The export is run against the policy before it is reported as done. It leaves connectors
-        out, and says so in the log.
+        The export is run and compared with the policy before this returns. Connectors are left out;
+        a log line says so.
 
         Args:
-            export_dir: the folder; made if missing. A SavedModel goes to the next numbered version
-                folder in it, to which links lead, so that TensorFlow loads either folder; ONNX to
-                `model.onnx` and `model_sample.onnx`; LiteRT to `model.tflite`.
+            export_dir: the folder; created if missing. A SavedModel is written to the next numbered
+                version folder in it, and links in `export_dir` point there, so that TensorFlow
+                loads either folder; ONNX to `model.onnx` and `model_sample.onnx`; LiteRT to
+                `model.tflite`.
             onnx: None for a SavedModel, True for ONNX, a number from 11 to 18 for that opset.
-            layout: an engine whose form the folder is to have: "tf-serving", "triton", "mlserver",
-                "kserve" or "kubernetes" (`tfpolicies serve` in containers). All but the first hold
-                ONNX, of the opset that `onnx` names.
+            layout: the serving engine whose folder layout is written: "tf-serving", "triton",
+                "mlserver", "kserve" or "kubernetes" (`tfpolicies serve` in containers). All but the
+                first hold ONNX, of the opset that `onnx` names.
             litert: True for LiteRT; "float16" or "int8" for LiteRT with rounded weights.
             observations: with `litert`, a batch `[N, ...]` of observations, nested as the space is,
                 on which greedy actions are compared; None for 1000 random ones.
             web: write ONNX with `index.html`, a page that runs the policy in a browser, and
-                `policy.js`, a module for pages of your own. Serve the folder over HTTP.
-            ort_web: the `dist` folder of the npm package onnxruntime-web, of which a copy goes
-                beside the page; None for a pinned version on a CDN.
+                `policy.js`, a module for your own pages. Serve the folder over HTTP.
+            ort_web: the `dist` folder of the npm package onnxruntime-web, which is copied next to
+                the page; None for a pinned version on a CDN.
 
         Returns:
             The path, the parity figures and how to load it.
 
         Raises:
-            ExportError: if arguments contradict each other, it cannot be written or does not do
-                what the policy does, or `ort_web` lacks a file; the folder is then as it was. Also
-                a RuntimeError if a package is missing.
+            ExportError: if arguments contradict each other, it cannot be written or does not
+                compute the policy's outputs, or `ort_web` lacks a file; the folder is then as it
+                was. Also a RuntimeError if a package is missing.
         """
         tell_left_out("The export", self.agent_connectors, self.action_connectors)
         return export_policy(
@@ -722,21 +724,21 @@ class TFPolicy(PolicyKind):
     def import_model_from_h5(
         self, import_file: str | os.PathLike[str], *, allow_missing: bool = False
     ) -> MappingReport:
-        """Takes over the weights of a Keras file: `.h5`, `.weights.h5` or `.keras`.
+        """Loads the weights of a Keras file: `.h5`, `.weights.h5` or `.keras`.
 
-        Layers are matched by their names, else by their places and order; a target network becomes
-        equal to the model. The optimizer keeps its state. A file with as many layers as the actor
-        has fills the actor, and the rest of the model keeps its weights. Layers of the file that
-        normalise inputs are passed over.
+        Layers are matched by their names, else by position; a target network is set equal to the
+        model. The optimizer keeps its state. A file with as many layers as the actor has fills the
+        actor, and the rest of the model keeps its weights. Layers of the file that normalise inputs
+        are skipped.
 
         Args:
-            import_file: what Keras 2 or Keras 3 saved. Nothing in it is executed.
+            import_file: saved by Keras 2 or Keras 3. Nothing in it is executed.
             allow_missing: accept a file without weights for some layers of the model, which keep
-                theirs: a plain classifier for a policy that has a critic, too.
+                theirs: for example a plain classifier for a policy that also has a critic.
 
         Returns:
-            Which array of the file went where, and which layers stayed as they were (`kept`);
-            `print` it.
+            The mapping from arrays of the file to variables, and the layers that kept their weights
+            (`kept`); `print` it.
 
         Raises:
             MissingModelFileError: if there is no such file; also a FileNotFoundError.
@@ -755,10 +757,12 @@ class TFPolicy(PolicyKind):
         return found.report
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Takes over the run's counters and moves schedules to its time step, 0 until then.
+        """Sets the counters to those of the whole run and moves schedules to its time step.
+
+        Schedules are at time step 0 until then.
 
         Args:
-            global_vars: `timestep`, and `num_grad_updates` if it is to change.
+            global_vars: `timestep`, and `num_grad_updates` if it should change.
         """
         super().on_global_var_update(global_vars)
         if self._state.frozen_as is None:
@@ -768,7 +772,7 @@ class TFPolicy(PolicyKind):
         """Sets each hyper-parameter that has a `<name>_schedule` to its value at `timestep`.
 
         A schedule that is an integer n goes from the configured value to 0 at time step n. An `lr`
-        that is a function is a schedule, too.
+        that is a function is also a schedule.
         """
         rate = changing_rate(self.config["lr"])
         if rate is not None and not rate.counts_updates:
@@ -782,7 +786,7 @@ class TFPolicy(PolicyKind):
                 self.set_hyper(name, piecewise_linear(points, timestep))
 
     def _follow_updates(self) -> None:
-        """Sets `lr` to its value at the present number of updates, if it is a Keras schedule."""
+        """Sets `lr` to its value at the current number of updates, if it is a Keras schedule."""
         rate = changing_rate(self.config["lr"])
         if rate is not None and rate.counts_updates:
             self.set_hyper("lr", rate.of(self.num_grad_updates))

@@ -1,4 +1,4 @@
-"""Which columns a policy with a Program reads: its view requirements, pruned."""
+"""View requirements of policies with a Program, pruned to the columns that are read."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _KEPT = (
     SampleBatch.INFOS,
     SampleBatch.T,
 )
-"""Columns that are never pruned: they say where a row belongs."""
+"""Columns that are never pruned: they identify and describe a row."""
 _WHOLE = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def read_views(
     policy: PolicyKind, requirements: Mapping[str, ViewRequirement]
 ) -> dict[str, ViewRequirement]:
-    """Returns the requirements of what is read, and those of columns that acting and learning add.
+    """Returns the requirements of columns that are read, and those of columns that acting adds.
 
     Args:
         policy: of a class with a Program.
-        requirements: the columns there may be, by name.
+        requirements: all possible columns, by name.
     """
     batch = dummy_batch(policy)
     requirements = {**requirements, **_seen_by_acting(policy)}
@@ -56,7 +56,6 @@ def read_views(
 
 
 def _seen_by_acting(policy: PolicyKind) -> dict[str, ViewRequirement]:
-    """Returns the requirements that the views of a model come from."""
     return {
         view.name: ViewRequirement(
             view.source, space=view.space, shift=view.shifts if view.is_window else view.shifts[0]
@@ -80,7 +79,6 @@ def _read_by_loss(policy: PolicyKind) -> set[str]:
 def _added(
     batch: SampleBatch, requirements: Mapping[str, ViewRequirement]
 ) -> dict[str, ViewRequirement]:
-    """Returns requirements of the columns that acting and postprocessing add."""
     found = {}
     for name, column in batch.items():
         if name not in requirements and isinstance(column, np.ndarray):

@@ -1,1 +1,1 @@
-"""Maps of policies: where their states are, in memory or on disk, and how many act in one call."""
+"""Maps of policies, a cache that swaps their states to disk, and stacked acting."""

@@ -1,7 +1,7 @@
-"""Which states are in memory: the least recently used ones go to a stash and come back.
+"""LRU cache of policy states: the least recently used ones are swapped to a stash on disk.
 
-What is paged are a state's variables; policies, their generators, counters and hyper-parameters
-stay. A state that was not changed since it was last written is dropped without a write.
+Only the variables of a state are swapped; policies, their generators, counters and hyper-parameters
+stay in memory. An unchanged state is dropped without a write.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tfpolicies.state import PolicyState, tick
 from tfpolicies.storage.stash import Stash, new_name, policy_of_entry
 
 _MOST_MAPPED = 512  # frozen states: each memory map keeps a file open
-_FEW = 64  # notes of use that are no more valid
+_FEW = 64  # invalid heap items
 
 
 class PagingStatistics(NamedTuple):
-    """How a `PolicyMap` used its memory so far.
+    """Statistics of a `PolicyMap`'s memory.
 
     >>> PagingStatistics(hits=3, misses=1).hit_rate
     0.75
@@ -36,41 +36,41 @@ class PagingStatistics(NamedTuple):
     in_memory: int = 0
     pinned: int = 0
     frozen: int = 0
-    hits: int = 0  # states asked for that were in memory
-    misses: int = 0  # and those that were brought back
+    hits: int = 0  # accesses to states in memory
+    misses: int = 0  # accesses that loaded a state
     evictions: int = 0
-    writes: int = 0  # evictions that had something to write, and other writes
+    writes: int = 0  # by evictions of changed states, and by flushes
     bytes_in_memory: int = 0  # of states that are not frozen
     bytes_on_disk: int = 0
     seconds: float = 0.0  # spent on reading and writing
 
     @property
     def hit_rate(self) -> float:
-        """The share of hits; 1 before anything was asked for."""
+        """The share of hits; 1 before the first access."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else 1.0
 
 
 @dataclass(eq=False)
 class Page:
-    """One state under paging.
+    """One state in the cache.
 
     Attributes:
-        pager: pages it.
+        pager: the cache.
         name: of its entry in the stash.
         state: the state.
-        on_eviction: called when the state leaves memory.
+        on_eviction: called when the state is evicted from memory.
     """
 
     pager: Pager
     name: str
     state: PolicyState
     on_eviction: Callable[[], None]
-    written: int | None = None  # the version of the variables that lies in the stash
+    written: int | None = None  # the version of the variables in the stash
     recorded_as: str | None = None  # the entry in the map's own stash that has a record
     is_pinned: bool = False
     is_own: bool = True  # not frozen by another worker's map
-    noted: int = 0  # when the state was last used, as the pager's order has it
+    noted: int = 0  # last use of the state according to the heap
 
     def __post_init__(self) -> None:
         self.stash = self.pager.stash
@@ -92,24 +92,24 @@ class Page:
 
     @property
     def entries(self) -> set[str]:
-        """The names of all entries that may lie in a stash."""
+        """The names of all its possible entries in a stash."""
         return {self.name, self.recorded_as or self.name}
 
     def bring_back(self, state: PolicyState) -> np.ndarray:
-        """Returns the variables from the stash; see `tfpolicies.state.Pager`."""
+        """Loads the variables from the stash; see `tfpolicies.state.Pager`."""
         return self.pager.bring_back(self, state)
 
 
 class Pager:
-    """Keeps at most so many states in memory, and so many bytes; the rest in a stash.
+    """Keeps a limited number of states, or of their bytes, in memory; the rest in a stash.
 
-    Thread-safe. Its lock is the last of all that are taken: with it held, nobody waits for a
-    state's lock; a state whose lock is taken is not evicted.
+    Thread-safe. Its lock is last in the lock order: never wait for a state's lock while holding it.
+    A state whose lock is held is not evicted.
 
     Args:
         capacity: states in memory, at least 1; None for any number.
         capacity_bytes: bytes of states in memory; None for any number.
-        stash: where states go.
+        stash: where evicted states are written.
     """
 
     def __init__(self, capacity: int | None, capacity_bytes: int | None, stash: Stash) -> None:
@@ -119,7 +119,7 @@ class Pager:
         self._lock = threading.RLock()
         self._pages: dict[PolicyState, Page] = {}
         self._in_memory: set[Page] = set()
-        self._order: list[tuple[int, int, Page]] = []  # a heap: when each was last used, as noted
+        self._order: list[tuple[int, int, Page]] = []  # a heap: (last use, tie-breaker, entry)
         self._tickets = itertools.count()
         self._bytes = 0
         self._mapped = 0  # frozen states in memory
@@ -132,7 +132,7 @@ class Pager:
     def __contains__(self, state: PolicyState) -> bool:
         return state in self._pages
 
-    # -- which states -------------------------------------------------------------------------
+    # -- adding and removing ------------------------------------------------------------------
 
     def add(
         self,
@@ -141,16 +141,16 @@ class Pager:
         on_eviction: Callable[[], None],
         leaving: PolicyState | None = None,
     ) -> None:
-        """Takes a state that is in memory under paging, as the most recently used one.
+        """Adds a state that is in memory, as the most recently used one.
 
         Args:
             name: of its entry.
             state: the state.
-            on_eviction: called when the state leaves memory.
-            leaving: a state whose room it may have, as that one will be removed.
+            on_eviction: called when the state is evicted from memory.
+            leaving: a state that will be removed, so that its memory does not count.
 
         Raises:
-            StashError: if another one must go for it and cannot be written; nothing is changed.
+            StashError: if another state must be evicted and cannot be written; nothing is changed.
         """
         with self._lock:
             page = Page(self, name, state, on_eviction)
@@ -176,14 +176,14 @@ class Pager:
         *,
         is_own: bool,
     ) -> None:
-        """Takes a state under paging that lies in a stash; what it has in memory is let go.
+        """Adds a state that is in a stash; its variables in memory are released.
 
         Args:
             name: of its entry.
             state: the state; a frozen one is mapped.
-            on_eviction: called when the state leaves memory.
-            stash: where it lies.
-            is_own: whether it is this map's to remove.
+            on_eviction: called when the state is evicted from memory.
+            stash: the stash.
+            is_own: whether this map may remove the entry.
         """
         with state.lock, self._lock:
             page = Page(self, name, state, on_eviction)
@@ -194,10 +194,10 @@ class Pager:
             state.page_out()
 
     def leave(self, state: PolicyState) -> Page:
-        """Takes a state out of paging; it stays in, or comes back into, memory for good.
+        """Removes a state from the cache; its variables stay in memory, or are loaded.
 
-        One that cannot be read back is taken out all the same, and still says so when it is used.
-        What is in the stash is left there.
+        A state that cannot be loaded is also removed; using it raises the error. Entries stay in
+        the stash.
         """
         with state.lock, self._lock:
             page = self._pages.pop(state)
@@ -208,11 +208,11 @@ class Pager:
                     state.page_in(page.read())
             if state.is_in_memory:
                 state.pager = None
-            self._drop_old_notes()  # they would keep the state
+            self._drop_old_notes()  # old heap items would keep the state alive
             return page
 
     def touch(self, state: PolicyState) -> None:
-        """Makes a state the most recently used one, and brings it back if it is not in memory."""
+        """Makes a state the most recently used one, and loads it if it is not in memory."""
         with self._lock:
             state.last_used = tick()
             if self._pages.get(state) in self._in_memory:
@@ -221,9 +221,9 @@ class Pager:
         _ = state.segments
 
     def bring_back(self, page: Page, state: PolicyState) -> np.ndarray:
-        """Returns the variables of a state, making room for them; `state.lock` is held."""
+        """Loads the variables of a state, evicting others; the caller holds `state.lock`."""
         with self._lock:
-            if state not in self._pages:  # it was removed when it could not be read
+            if state not in self._pages:  # removed after a failed read
                 return page.read()
             self._counts["misses"] += 1
             self._make_room(page)
@@ -257,7 +257,7 @@ class Pager:
             self._drop_old_notes()
 
     def _drop_old_notes(self) -> None:
-        """Keeps the one valid note of each state in memory."""
+        """Keeps only the valid heap item of each state in memory."""
         valid = [x for x in self._order if x[2] in self._in_memory and x[2].noted == x[0]]
         self._order = valid
         heapq.heapify(valid)
@@ -266,7 +266,7 @@ class Pager:
         return 0 if page.is_frozen else page.state.layout.num_bytes
 
     def _make_room(self, page: Page | None) -> None:
-        """Evicts the least recently used states until one more fits; None: those that are in."""
+        """Evicts the least recently used states until one more fits, or those in memory (None)."""
         while True:
             if self._is_full(page):
                 victim = self._victim()
@@ -274,7 +274,7 @@ class Pager:
                 victim = self._mapped_victim()
             else:
                 return
-            if victim is None:  # all others are pinned or in use at this moment
+            if victim is None:  # all others are pinned or in use
                 return
             try:
                 self._evict(victim)
@@ -293,14 +293,14 @@ class Pager:
         return not is_free and self._bytes + cost > self.capacity_bytes  # type: ignore[operator]
 
     def _victim(self) -> Page | None:
-        """Returns the page to evict next, the least recently used one, its state's lock taken."""
+        """Returns the least recently used entry to evict, with its state's lock acquired."""
         passed = []
         try:
             while self._order:
                 known, _, page = heapq.heappop(self._order)
                 if page not in self._in_memory or page.noted != known:
                     continue
-                if page.state.last_used != known:  # it was used after that
+                if page.state.last_used != known:  # used since
                     self._note(page)
                     continue
                 if _take_lock(page):
@@ -312,7 +312,7 @@ class Pager:
                 self._note(page)
 
     def _mapped_victim(self) -> Page | None:
-        """Returns the frozen page to evict next, its state's lock taken."""
+        """Returns the frozen entry to evict next, with its state's lock acquired."""
         mapped = (page for page in self._in_memory if page.is_frozen)
         oldest_first = sorted(mapped, key=lambda page: page.state.last_used)
         return next(filter(_take_lock, oldest_first), None)
@@ -326,7 +326,7 @@ class Pager:
 
     def _write(self, page: Page) -> None:
         if page.is_dirty or not page.stash.has(page.name):
-            if page.is_frozen:  # others may have another one under that name by now
+            if page.is_frozen:  # other maps may have replaced the entry of that name
                 page.stash = self.stash
             is_recorded = page.name == page.recorded_as
             name = new_name(policy_of_entry(page.name)) if is_recorded else page.name
@@ -337,39 +337,39 @@ class Pager:
             self._counts["writes"] += 1
 
     def evict(self, state: PolicyState) -> None:
-        """Takes a state out of memory now, unless it is pinned."""
+        """Evicts a state from memory now, unless it is pinned."""
         with state.lock, self._lock:
             page = self._pages[state]
             if page in self._in_memory and not page.is_pinned:
                 self._evict(page)
 
-    # -- what is asked of single states --------------------------------------------------------
+    # -- single states ------------------------------------------------------------------------
 
     def pin(self, state: PolicyState) -> None:
-        """Keeps a state in memory, whatever the capacity, as the most recently used one."""
+        """Keeps a state in memory regardless of capacity, as the most recently used one."""
         with state.lock, self._lock:
             self.touch(state)
             self._pages[state].is_pinned = True
 
     def unpin(self, state: PolicyState) -> None:
-        """Lets a state be evicted again, at once if there are too many.
+        """Allows a state to be evicted again, at once if there are too many.
 
         Raises:
-            StashError: if one that must go cannot be written.
+            StashError: if a state that must be evicted cannot be written.
         """
         with self._lock:
             self._pages[state].is_pinned = False
             self._make_room(None)
 
     def write(self, state: PolicyState) -> None:
-        """Writes a state to the stash if what lies there is older; it stays in memory."""
+        """Writes a state to the stash if its entry there is older; it stays in memory."""
         with state.lock, self._lock:
             page = self._pages[state]
             if page in self._in_memory:
                 self._write(page)
 
     def mark_recorded(self, state: PolicyState) -> None:
-        """Notes that a record of the state, as it is in the stash now, has been written."""
+        """Notes that a record for the state's current entry in the stash has been written."""
         with state.lock, self._lock:
             page = self._pages[state]
             if page.recorded_as not in (None, page.name):
@@ -379,14 +379,14 @@ class Pager:
     def freeze(
         self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, is_own: bool
     ) -> None:
-        """Lets a state be mapped from an entry of a stash, where it was written, from now on.
+        """Maps a state from a stash entry that was written before, from now on.
 
         Args:
             state: the state.
-            policy_id: what it is called in messages.
+            policy_id: its name in messages.
             name: of the entry.
-            stash: where it lies.
-            is_own: whether it is this map's to remove.
+            stash: the stash of the entry.
+            is_own: whether this map may remove the entry.
         """
         with state.lock, self._lock:
             page = self._pages[state]
@@ -404,7 +404,7 @@ class Pager:
                 self._count_in(page)
 
     def statistics(self) -> PagingStatistics:
-        """Returns the figures so far."""
+        """Returns the statistics so far."""
         with self._lock:
             pages = self._pages.values()
             stashed = [x for x in pages if x.written is not None]
@@ -421,7 +421,7 @@ class Pager:
 
 
 def _take_lock(page: Page) -> bool:
-    """Takes the lock of a state that may be evicted, unless somebody has it."""
+    """Acquires the lock of a state that may be evicted, unless it is held."""
     lock = page.state.lock
     is_free = not (page.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
     return is_free and lock.acquire(blocking=False)

@@ -1,7 +1,7 @@
-"""The policy map: policies by id, as many as a league has, a few of them in memory.
+"""Policy map: policies by id, for example of a league, only some of them in memory.
 
-A policy of the map is a stable handle: `m[k]` is the same object for the life of `k`, while its
-variables go to a stash and come back.
+A policy of the map is a stable handle: `m[k]` is the same object as long as `k` exists, while its
+variables are swapped to a stash and loaded again.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ from tfpolicies.storage.stash import new_name
 
 logger = logging.getLogger("tfpolicies")
 
-_PAGE_NAMES, _NEW_NAMES = 10, 100  # capacities where none is given
+_PAGE_NAMES, _NEW_NAMES = 10, 100  # default capacities
 
 
 class PolicyMap(MutableMapping[str, Policy]):
-    """Maps policy ids to policies; a dict for all that a dict can do, and thread-safe.
+    """Maps policy ids to policies; supports all dict operations, and is thread-safe.
 
-    At most `capacity` policies have their variables in memory; those of the least recently used
-    ones lie in a stash, from where one read brings them back when they are used. Nothing else of a
-    policy is ever moved, so it is the same object always, and whatever was done through it stays.
-    Asking for a policy (`m[k]`, `get`), setting it and acting with it make it the most recently
-    used one; iterating over the map does not, and brings nothing back.
+    At most `capacity` policies have their variables in memory. The variables of the least recently
+    used ones are in a stash on disk, and are loaded by one read when they are used. Nothing else of
+    a policy is swapped, so it is always the same object and keeps its attributes. Accessing a
+    policy (`m[k]`, `get`), setting it and acting with it make it the most recently used one;
+    iterating over the map does not, and loads nothing.
 
-    Hand-written policies, which have no variables that the map knows of, stay in memory. A policy
-    of another map, such as a worker's, may be here as a guest: the other map pages it.
+    Custom policies, whose variables the map does not know, stay in memory. The map may also contain
+    a policy of another map, such as a worker's: the other map then manages its memory.
 
     Args:
         worker_index: of the worker that the map belongs to; it seeds noise.
         num_workers: of the run.
         capacity: policies in memory; by default 10 with `worker_index`, 100 without; any number if
             only `capacity_bytes` is given.
-        path: folder of the stash, kept when the map goes: a later map opens it with all that
-            `flush` or `close` wrote, and maps of other processes share its frozen policies. None
-            for a temporary folder.
-        policy_config: settings that `create_policy` adds where its config lacks them.
-        session_creator: makes the `tf.compat.v1.Session` of a graph-mode policy, with the graph of
-            its Program as default. Called once for each that `create_policy` makes, never for
-            others; and again if one comes back from the stash and no session of its kind is idle.
+        path: folder of a persistent stash: a later map opens it with all that `flush` or `close`
+            wrote, and maps of other processes share its frozen policies. None for a temporary
+            folder.
+        policy_config: settings that `create_policy` adds if its config lacks them.
+        session_creator: creates the `tf.compat.v1.Session` of a graph-mode policy, with the graph
+            of its Program as default. Called once for each policy from `create_policy`, never for
+            others; and again if one is loaded from the stash and its Program has no idle session.
         seed: seeds policies whose config has no seed, each differently; see `create_policy`.
         policy_states_are_swappable: accepted; states always are.
         capacity_bytes: bytes of the variables in memory, frozen ones not counted; None for any.
-        policy_classes: classes of yours that a stash at `path` may name.
+        policy_classes: your classes that a stash at `path` may name.
         model_work_limit: how many times the usual work a Keras model of a stash at `path` may take;
             `math.inf` for no limit. See `docs/decisions/003`.
 
@@ -138,11 +138,11 @@ class PolicyMap(MutableMapping[str, Policy]):
     # -- a dict -------------------------------------------------------------------------------
 
     def __getitem__(self, policy_id: str) -> Policy:
-        """Returns a policy, its variables in memory, as the most recently used one.
+        """Returns a policy, with its variables in memory, as the most recently used one.
 
         Raises:
             UnknownPolicyError: if there is none of this id; also a KeyError.
-            StashError: if its variables cannot be brought back, or others not be stashed.
+            StashError: if its variables cannot be loaded, or those of others not be written.
         """
         policy = self.handle(policy_id)
         state = self._paged(policy)
@@ -151,27 +151,23 @@ class PolicyMap(MutableMapping[str, Policy]):
         return policy
 
     def _paged(self, policy: Policy) -> Any:
-        """Returns the state of a policy if this map pages it; None for others."""
+        """Returns the state of a policy if this map manages its memory, else None."""
         state = policy._pageable
         return state if state is not None and state in self._pager else None
 
     def _own_state(self, policy_id: str) -> Any:
-        """Returns the state of a policy; None for one written by hand.
-
-        Raises:
-            UsageError: for a guest, whose memory is another map's affair.
-        """
+        """Returns a policy's state, None for a custom policy; raises if another map manages it."""
         policy = self.handle(policy_id)
         state = self._paged(policy)
         if state is None and policy.driver.state is not None:
             raise UsageError(
-                f"The policy {policy_id!r} is a guest here: its memory belongs to another "
-                "PolicyMap. Ask that one, or put a copy here: `policy.copy()`."
+                f"The policy {policy_id!r} is shared: its memory belongs to another PolicyMap. "
+                "Call the method there, or put a copy here: `policy.copy()`."
             )
         return state
 
     def handle(self, policy_id: str) -> Policy:
-        """Returns a policy without bringing its variables back, which its use will do.
+        """Returns a policy without loading its variables; its first use loads them.
 
         Raises:
             UnknownPolicyError: if there is none of this id; also a KeyError.
@@ -191,11 +187,11 @@ class PolicyMap(MutableMapping[str, Policy]):
             return self._policies[policy_id]
 
     def __setitem__(self, policy_id: str, policy: Policy) -> None:
-        """Puts a policy under an id, as the most recently used one, in place of another.
+        """Puts a policy under an id, as the most recently used one, replacing another.
 
         Raises:
-            UsageError: if it is no policy.
-            StashError: if another one must go for it and cannot be stashed; nothing is changed.
+            UsageError: if it is not a policy.
+            StashError: if another policy must be evicted and cannot be written; nothing is changed.
         """
         validate_policy_id(policy_id, error=True)
         if not isinstance(policy, Policy):
@@ -217,25 +213,22 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _take(
         self, policy_id: str, policy: Policy, state: PolicyState, before: Policy | None
     ) -> None:
-        """Has the pager take a policy's state, in place of that of the one before."""
+        """Adds a policy's state to the cache, in place of that of the replaced policy."""
         if state.pager is not None:
-            return  # it is here under another id, or a guest
+            return  # it is here under another id, or another map manages it
         name = new_name(policy_id)
         is_leaving = before is not None and self._count(before) == 1
         leaving = self._paged(before) if before is not None and is_leaving else None
         self._pager.add(name, state, _release(policy, state), leaving)
 
     def _count(self, policy: Policy) -> int:
-        """Returns the number of ids of a policy."""
         return sum(other is policy for other in self._policies.values())
 
     def _leave(self, policy: Policy, replaced_as: str | None = None) -> None:
-        """Lets go of a policy that may be here under another id, too.
+        """Releases a policy, unless the map still has it under another id.
 
-        Args:
-            policy: the policy.
-            replaced_as: the id under which another one is now; what was flushed of the policy then
-                stays until the next flush.
+        If another policy now has the id `replaced_as`, the flushed entry stays until the next
+        flush.
         """
         state = self._paged(policy)
         is_guest = state is None and policy.driver.state is not None
@@ -286,7 +279,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             return default
 
     def pop(self, policy_id: str, *default: object) -> Any:
-        """Removes a policy and returns it, or `default`, if given, where there is none."""
+        """Removes a policy and returns it; returns `default`, if given, if there is none."""
         if len(default) > 1:
             raise TypeError(f"pop takes an id and at most one default, got {len(default)}.")
         with self._lock:
@@ -297,7 +290,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             return policy
 
     def popitem(self) -> tuple[str, Policy]:
-        """Removes a policy and returns its id and it, the last one of the order of iteration.
+        """Removes the last policy in the order of iteration; returns its id and the policy.
 
         Raises:
             UnknownPolicyError: if the map is empty; also a KeyError.
@@ -309,7 +302,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             return ids[-1], self.pop(ids[-1])
 
     def setdefault(self, policy_id: str, default: Any = None) -> Policy:
-        """Returns the policy under an id, after putting `default` there if there is none."""
+        """Returns the policy under an id; puts `default` there first if there is none."""
         with self._lock:
             if policy_id not in self:
                 self[policy_id] = default
@@ -322,15 +315,15 @@ class PolicyMap(MutableMapping[str, Policy]):
                 del self[policy_id]
 
     def items(self) -> ItemsView[str, Policy]:
-        """Returns a view of all ids and policies, of stashed ones, too; it brings nothing back."""
+        """Returns a view of all ids and policies, stashed ones included; it loads nothing."""
         return _Items(self)
 
     def values(self) -> ValuesView[Policy]:
-        """Returns a view of all policies, of stashed ones, too; it brings nothing back."""
+        """Returns a view of all policies, stashed ones included; it loads nothing."""
         return _Values(self)
 
     def copy(self) -> dict[str, Policy]:
-        """Returns the policies by id as a plain dict; they stay those of this map."""
+        """Returns the policies by id as a plain dict; this map still manages them."""
         return dict(self.items())
 
     __eq__ = object.__eq__
@@ -359,21 +352,22 @@ class PolicyMap(MutableMapping[str, Policy]):
         config_override: Mapping[str, Any] | None,
         merged_config: AlgorithmConfig | Mapping[str, Any],
     ) -> None:
-        """Makes a policy and puts it under its id, in place of another.
+        """Creates a policy and puts it under its id, replacing another.
 
         Weights and noise are seeded by the seed of the config, or else of the map, together with
-        the policy's id; noise also by the worker's index. So policies differ, and a run repeats.
+        the policy's id; noise also by the worker's index. So policies differ, and a run is
+        repeatable.
 
         Args:
             policy_id: its id.
             policy_cls: its class.
             observation_space: as the environment has it.
-            action_space: likewise.
-            config_override: what its config differs in; kept in `specs`.
+            action_space: as the environment has it.
+            config_override: the settings that differ in its config; kept in `specs`.
             merged_config: the whole config, `config_override` included.
 
         Raises:
-            Exception: whatever the class raises; the map is then as it was.
+            Exception: any error of the class; the map is then unchanged.
         """
         if not (isinstance(policy_cls, type) and issubclass(policy_cls, Policy)):
             raise ConfigError(f"policy_cls must be a subclass of Policy, got {policy_cls!r}.")
@@ -396,11 +390,11 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.specs[policy_id] = PolicySpec(policy_cls, observation_space, action_space, override)
 
     def copy_policy(self, source: str, target: str, **hyperparameters: float) -> Policy:
-        """Makes one policy like another: variables, optimizer, exploration, filters, counters.
+        """Copies a policy: variables, optimizer, exploration, filters, counters.
 
-        The copy is not frozen, and its generator is its own. If there is a policy under `target`
-        already that is of the same kind, that one takes over the state, so that handles on it
-        stay; another one is replaced.
+        The copy is not frozen, and has its own generator. If a policy with the same Program exists
+        under `target`, its state is overwritten, so that handles on it stay valid; any other policy
+        is replaced.
 
         Args:
             source: id of the policy to copy.
@@ -412,7 +406,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
         Raises:
             UnknownPolicyError: if there is no `source`.
-            ConfigError: if the kind has no such hyper-parameter; nothing is changed then.
+            ConfigError: if its class has no such hyper-parameter; nothing is changed then.
         """
         original = self.handle(source)
         if target == source:
@@ -424,7 +418,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             present: Policy | None = None
             if target in self:
-                with contextlib.suppress(StashError):  # what is damaged is replaced
+                with contextlib.suppress(StashError):  # a damaged policy is replaced
                     present = self.handle(target)
             if present is not original and _takes_states_of(present, policy):
                 mine: dict[str, Any] = present.get_state()
@@ -449,18 +443,18 @@ class PolicyMap(MutableMapping[str, Policy]):
         arXiv:1711.09846, section 4.1.1).
 
         Args:
-            policy_id: which policy.
-            *names: which hyper-parameters, such as "lr".
+            policy_id: of the policy.
+            *names: the hyper-parameters to change, such as "lr".
             factors: one of them is drawn for each.
-            rng: draws; None takes the policy's own generator.
+            rng: draws the factors; None takes the policy's own generator.
 
         Returns:
             The new values, by name.
 
         Raises:
             ConfigError: if the policy has no such hyper-parameter; nothing is changed then.
-            FrozenPolicyError: if it is frozen; likewise.
-            UsageError: for a hand-written policy.
+            FrozenPolicyError: if it is frozen; nothing is changed then.
+            UsageError: for a custom policy.
         """
         driver = self.handle(policy_id).driver
         driver.require_changeable()
@@ -478,7 +472,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     # -- memory -------------------------------------------------------------------------------
 
     def in_memory(self) -> list[str]:
-        """Returns the ids of the policies whose variables are in memory, the last used one last."""
+        """Returns the ids of policies in memory, the most recently used one last."""
         with self._lock:
             found = [
                 (state.last_used, policy_id)
@@ -489,19 +483,19 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     @property
     def statistics(self) -> PagingStatistics:
-        """How the map used its memory so far."""
+        """Statistics of the map's memory."""
         return self._pager.statistics()
 
     def pin(self, policy_id: str) -> None:
-        """Keeps a policy in memory, whatever the capacity, until `unpin`."""
+        """Keeps a policy in memory, regardless of capacity, until `unpin`."""
         self._page(policy_id, self._pager.pin)
 
     def unpin(self, policy_id: str) -> None:
-        """Lets a policy go to the stash again."""
+        """Allows a policy to be evicted to the stash again."""
         self._page(policy_id, self._pager.unpin)
 
     def evict(self, policy_id: str) -> None:
-        """Sends a policy to the stash now; a pinned one stays.
+        """Evicts a policy to the stash now; a pinned one stays.
 
         Raises:
             StashError: if it cannot be written; it stays in memory then.
@@ -509,29 +503,29 @@ class PolicyMap(MutableMapping[str, Policy]):
         self._page(policy_id, self._pager.evict)
 
     def _page(self, policy_id: str, do: Callable[[Any], None]) -> None:
-        """Has the pager do something with a policy's state, if there is one to be paged."""
+        """Calls a method of the cache with a policy's state, if it has one."""
         with self._lock:
             state = self._own_state(policy_id)
             if state is not None:
                 do(state)
 
     def freeze(self, policy_id: str) -> Policy:
-        """Makes a policy read-only: it acts, but neither learns nor takes other weights.
+        """Makes a policy read-only: it acts, but neither learns nor accepts other weights.
 
-        Its variables are mapped from the stash, so that all processes that open the same stash have
-        them in memory once. `copy_policy` makes one of it that may change.
+        Its variables are memory-mapped from the stash, so that all processes that open the same
+        stash share them. `copy_policy` makes a copy that may change.
 
         Returns:
             The policy.
 
         Raises:
-            UsageError: for a hand-written policy.
+            UsageError: for a custom policy.
             StashError: if it cannot be written, or another one was frozen under this id.
         """
         with self._lock:
             policy, state = self[policy_id], self._own_state(policy_id)
             if state is None:
-                raise UsageError(f"{policy!r} cannot be frozen: the map knows no variables of it.")
+                raise UsageError(f"{policy!r} cannot be frozen: its variables are unknown.")
             with state.lock:
                 if state.frozen_as is None:
                     entry, is_own = self._store.freeze(policy_id, policy, state.memory)
@@ -541,9 +535,9 @@ class PolicyMap(MutableMapping[str, Policy]):
     # -- the stash ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Writes all policies to a kept stash, so that a later map finds them as they are now.
+        """Writes all policies to a persistent stash, for a later map to load.
 
-        Hand-written ones are not among them: the map knows nothing of theirs to write.
+        Custom policies are not written: the map does not know their variables.
 
         Raises:
             StashError: if one of them cannot be written; the others are.
@@ -553,7 +547,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         failed = None
         for policy_id in self if self._store.is_kept else ():
             with self._lock:
-                policy = self._policies.get(policy_id)  # others wait in the stash as they are
+                policy = self._policies.get(policy_id)  # unloaded ones are in the stash already
                 try:
                     state = None if policy is None else self._paged(policy)
                     if policy is not None and state is not None:
@@ -576,9 +570,9 @@ class PolicyMap(MutableMapping[str, Policy]):
             self._pager.mark_recorded(state)
 
     def close(self) -> None:
-        """Flushes a kept stash and lets other maps open it; closes sessions. The map is empty then.
+        """Flushes and releases a persistent stash, closes sessions, and empties the map.
 
-        Policies that are still held go on in memory, and may be put into another map.
+        Policies that are still referenced stay usable in memory, and may be put into another map.
         """
         self.flush()
         with self._lock:
@@ -593,7 +587,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _close_sessions(self) -> None:
         for policy in self._policies.values():
             if self._paged(policy) is None and policy.driver.state is not None:
-                continue  # a guest
+                continue  # another map manages it
             policy.close()
             program = policy.driver.program
             if program is not None and self.session_creator is not None:
@@ -609,13 +603,12 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.close()
 
     def refresh(self) -> list[str]:
-        """Looks for policies that other processes froze in the stash; returns the new ids."""
+        """Finds policies that other processes froze in the stash; returns the new ids."""
         with self._lock:
             archive = self._store
             return archive.find(archive.frozen, self._policies) if archive.is_kept else []
 
     def _open(self, policy_id: str) -> None:
-        """Makes a policy that waits in the stash."""
         entry = self._store.unloaded[policy_id]
         policy = self._store.make(policy_id)
         state, is_own = policy.driver.state, self._store.owns(entry)
@@ -626,7 +619,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 class _Items(ItemsView[str, Policy]):
     def __iter__(self) -> Iterator[tuple[str, Policy]]:
         m: Any = self._mapping  # type: ignore[attr-defined]
-        with m._lock:  # nobody deletes one of them meanwhile
+        with m._lock:  # so that none is deleted during the loop
             return iter([(policy_id, m.handle(policy_id)) for policy_id in m])
 
     def __contains__(self, item: object) -> bool:
@@ -642,12 +635,11 @@ class _Values(ValuesView[Policy]):
 
 
 def _release(policy: Any, state: PolicyState) -> Callable[[], None]:
-    """Returns what is called when a policy's variables leave memory."""
     return functools.partial(policy.driver.program.runtime.release, state)
 
 
 def _takes_states_of(policy: Policy | None, other: Policy) -> TypeGuard[Policy]:
-    """Whether a policy is of the same kind as another, and may change."""
+    """Whether a policy has the same Program as another, and may change."""
     if policy is None or policy.driver.program is None:
         return False
     mine, theirs = policy.driver, other.driver
@@ -658,4 +650,4 @@ def _check_counts(least: int, **given: int | None) -> None:
     for name, value in given.items():
         is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if value is not None and not (is_integer and value >= least):
-            raise ConfigError(f"{name} must be an integer from {least}, or None; got {value!r}.")
+            raise ConfigError(f"{name} must be an integer >= {least} or None, got {value!r}.")

@@ -1,8 +1,8 @@
-"""The index of the policies that a policy map has on disk: flushed, frozen, and not loaded yet.
+"""Index of the policies that a policy map has on disk: flushed, frozen, and not loaded yet.
 
-A kept stash has a folder for each worker, with the policies that its map flushed, and one of frozen
-policies for all. A policy that lies there is *unloaded*: it is made of its record when the map is
-asked for it.
+A persistent stash has a folder for each worker, with the policies that its map flushed, and a
+shared one of frozen policies. A policy on disk is *unloaded* until the map accesses it and creates
+it from its record.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tfpolicies.system.atomic import make_folder, remove_leftovers
 from tfpolicies.system.folder_lock import FolderLock, alone_in
 from tfpolicies.system.paths import resolve_path
 
-_FROZEN = "frozen"  # the folder of frozen policies, and the mark of their entries
+_FROZEN = "frozen"  # the folder of frozen policies, and the suffix of their entries
 
 
 class Entry(NamedTuple):
-    """Where a policy lies.
+    """Location of a policy on disk.
 
     Attributes:
-        stash: in which stash.
+        stash: the stash.
         name: of the entry.
     """
 
@@ -42,9 +42,9 @@ class PolicyStore:
     """The stashes of one map and their policies. Callers hold the map's lock.
 
     Args:
-        path: the folder of a kept stash; None for a temporary one.
+        path: the folder of a persistent stash; None for a temporary one.
         worker_index: of the worker that the map belongs to.
-        classes: policy classes that records may name beside those of the package.
+        classes: policy classes that records may name besides those of the package.
 
     Raises:
         StashError: if another process uses the stash with the same `worker_index`.
@@ -62,8 +62,8 @@ class PolicyStore:
         self.unloaded: dict[str, Entry] = {}
         self._classes = tuple(classes)
         self._model_work_limit = model_work_limit
-        self._deleted: set[str] = set()  # here; others may still have those that were frozen
-        self._superseded: dict[str, set[str]] = {}  # by id: entries that go with the next flush
+        self._deleted: set[str] = set()  # in this map; others may still have frozen ones
+        self._superseded: dict[str, set[str]] = {}  # by id: entries to remove at the next flush
         self._number = 0  # of the newest record
         if path is None:
             self._held: FolderLock | None = None
@@ -77,11 +77,11 @@ class PolicyStore:
     # -- unloaded policies ----------------------------------------------------------------------
 
     def find(self, stash: Stash, known: Container[str]) -> list[str]:
-        """Adds the policies that a stash has records of as unloaded; returns the new ids.
+        """Adds the policies with records in a stash as unloaded; returns the new ids.
 
         Args:
-            stash: the own one, or that of frozen policies.
-            known: ids that the map has already.
+            stash: this worker's stash, or that of frozen policies.
+            known: ids that the map already has.
         """
         return self._add_recorded(stash, stash.list_records(), known)
 
@@ -98,7 +98,7 @@ class PolicyStore:
         return sorted(entries)
 
     def open_own(self) -> None:
-        """Adds the own stash's policies as unloaded, and removes what a killed process left."""
+        """Adds the policies of this worker's stash as unloaded; removes leftovers."""
         summaries = self.stash.list_records()
         self._add_recorded(self.stash, summaries, ())
         if self._held is not None and self._held.is_held:
@@ -108,13 +108,13 @@ class PolicyStore:
             self.stash.remove_unrecorded()
 
     def refresh(self, policy_id: str) -> None:
-        """Adds a policy as unloaded if another process has frozen it meanwhile."""
+        """Adds a policy as unloaded if another process has frozen it since."""
         entry = self._frozen_entry(policy_id)
         if self.is_kept and policy_id not in self._deleted and entry.stash.has_record(entry.name):
             self.unloaded[policy_id] = entry
 
     def make(self, policy_id: str) -> Any:
-        """Returns the unloaded policy of an id, its variables in the stash.
+        """Returns the unloaded policy of an id; its variables stay in the stash.
 
         Raises:
             StashError: if its record is damaged, or names an unknown class.
@@ -128,8 +128,8 @@ class PolicyStore:
             )
         except TfPoliciesError as error:
             raise StashError(
-                f"The policy {policy_id!r} cannot be made as the stash has it: {error} (Classes of "
-                "yours are given by `PolicyMap(policy_classes=[...])`.)"
+                f"The policy {policy_id!r} cannot be loaded from the stash: {error} (Pass your own "
+                "classes by `PolicyMap(policy_classes=[...])`.)"
             ) from error
         policy.policy_id = policy_id
         if stash is self.frozen:
@@ -137,7 +137,7 @@ class PolicyStore:
         return policy
 
     def mark_loaded(self, entry: Entry) -> list[str]:
-        """Records that the policy of an entry is in the map now; returns its ids."""
+        """Records that the policy of an entry is in the map; returns its ids."""
         ids = [policy_id for policy_id, place in self.unloaded.items() if place == entry]
         for policy_id in ids:
             del self.unloaded[policy_id]
@@ -146,7 +146,7 @@ class PolicyStore:
     def mark_replaced(self, policy_id: str) -> None:
         """Records that the map has another policy under an id.
 
-        What was flushed under it stays until the next flush.
+        The flushed entry of the old one stays until the next flush.
         """
         entry = self._forget(policy_id)
         if entry is not None:
@@ -154,7 +154,7 @@ class PolicyStore:
         self._deleted.discard(policy_id)
 
     def mark_deleted(self, policy_id: str) -> None:
-        """Records that a policy was deleted, whoever froze it."""
+        """Records that a policy was deleted, even if another process froze it."""
         entry = self._forget(policy_id)
         if entry is not None:
             entry.stash.remove(entry.name)
@@ -164,13 +164,13 @@ class PolicyStore:
             self._deleted.add(policy_id)
 
     def _forget(self, policy_id: str) -> Entry | None:
-        """Forgets an unloaded policy; returns its entry if that is this map's to remove."""
+        """Removes an unloaded policy; returns its entry if this map may delete that."""
         entry = self.unloaded.pop(policy_id, None)
         is_last = entry is not None and entry not in self.unloaded.values()
         return entry if entry is not None and is_last and self.owns(entry) else None
 
     def supersede(self, policy_id: str, entry: Entry) -> None:
-        """Has an entry removed by the next flush; one that is frozen is removed at once."""
+        """Marks an entry for removal by the next flush; removes a frozen one at once."""
         if entry.stash is self.stash and self.is_kept:
             self._superseded.setdefault(policy_id, set()).add(entry.name)
         else:
@@ -181,16 +181,16 @@ class PolicyStore:
         return set().union(*self._superseded.values())
 
     def remove_superseded(self, names: AbstractSet[str]) -> None:
-        """Removes entries after a flush, by which all policies in their place have records."""
+        """Removes entries after a flush has recorded the policies that replaced them."""
         for name in names:
             self.stash.remove(name)
         rest = {policy_id: old - names for policy_id, old in self._superseded.items()}
         self._superseded = {policy_id: old for policy_id, old in rest.items() if old}
 
-    # -- what is written ------------------------------------------------------------------------
+    # -- records and frozen policies --------------------------------------------------------------
 
     def owns(self, entry: Entry) -> bool:
-        """Whether it was a map of this path and worker that wrote an entry, now or before."""
+        """Whether a map of this path and worker wrote an entry, now or earlier."""
         if not self.is_kept or entry.stash is self.stash:
             return True
         with contextlib.suppress(StashError):
@@ -199,7 +199,7 @@ class PolicyStore:
         return False
 
     def freeze(self, policy_id: str, policy: Policy, memory: np.ndarray) -> tuple[Entry, bool]:
-        """Writes a policy among the frozen ones; returns its entry, and whether it is this map's.
+        """Writes a policy to the frozen ones; returns its entry, and whether it is this map's.
 
         Raises:
             StashError: if it cannot be written, or another one was frozen under this id.
@@ -212,8 +212,9 @@ class PolicyStore:
             is_new = stash.write_new(name, memory)
             if not is_new and not _holds(entry, memory):
                 raise StashError(
-                    f"Another policy was frozen as {policy_id!r} in {str(stash.folder)!r} "
-                    "before. Choose another id: `copy_policy(source, target)`, then freeze that."
+                    f"Another policy was already frozen as {policy_id!r} in "
+                    f"{str(stash.folder)!r}. Choose another id: `copy_policy(source, target)`, "
+                    "then freeze that."
                 )
             if self.is_kept and not stash.has_record(name):
                 self.write_record(entry, [policy_id], policy)
@@ -223,14 +224,14 @@ class PolicyStore:
         return Entry(self.frozen, f"{policy_id}~{_FROZEN}")
 
     def write_record(self, entry: Entry, policy_ids: Sequence[str], policy: Policy) -> None:
-        """Writes what another process needs to make a policy of an entry."""
+        """Writes the record that another process needs to create the policy of an entry."""
         self._number += 1
         record: dict[str, Any] = {"policy_ids": policy_ids, "worker_index": self.worker_index}
         record["number"] = self._number
         entry.stash.write_record(entry.name, {**record, "policy": policy_record(policy)})
 
     def close(self) -> None:
-        """Lets other maps open the stash."""
+        """Releases the stash for other maps."""
         self.unloaded.clear()
         if self._held is not None:
             self._held.release()
@@ -238,7 +239,7 @@ class PolicyStore:
 
 @contextlib.contextmanager
 def _alone_in(stash: Stash) -> Iterator[bool]:
-    """Enters when no other process freezes policies in a stash; gives whether that is certain."""
+    """Locks a stash for freezing; yields whether the lock is certain to be exclusive."""
     try:
         stash.make_folders()
         with alone_in(stash.folder) as is_alone:
@@ -250,13 +251,13 @@ def _alone_in(stash: Stash) -> Iterator[bool]:
 
 
 def _holds(entry: Entry, memory: np.ndarray) -> bool:
-    """Whether an entry has the same image as a memory."""
+    """Whether the stored image of an entry equals an array of variables."""
     same_size = entry.stash.size(entry.name) == HEADER + memory.size
     return same_size and np.array_equal(entry.stash.read(entry.name, memory.size), memory)
 
 
 def _held(folder: Path) -> FolderLock:
-    """Makes a stash's folder, keeps it for this process, and tidies up after killed ones."""
+    """Creates and locks a stash's folder, and removes leftovers of killed processes."""
     try:
         make_folder(folder)
         held = FolderLock(folder)
@@ -267,7 +268,7 @@ def _held(folder: Path) -> FolderLock:
         ) from error
     except OSError as error:
         raise StashError(
-            f"The stash {str(folder)!r} cannot be made: {error}. Give another `path`."
+            f"The stash {str(folder)!r} cannot be created: {error}. Give another `path`."
         ) from error
     if held.is_held:
         remove_leftovers(folder)

@@ -1,4 +1,4 @@
-"""Acting with many policies in one call: what shares a Program runs as one stack."""
+"""Acting with many policies in one call: policies that share a Program run as one stack."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from tfpolicies.program.runtimes.stacked import StackedActor
 from tfpolicies.state import PolicyState
 
 _MAX_PADDING = 2
-"""How many times the rows of a group its stack may have, once all are filled up to the longest."""
+"""Maximum ratio between the padded rows of a stack and its actual rows."""
 
 _FEW_ROWS = 32
-"""Up to how many rows per policy samplers stack; for more, one call each is as fast."""
+"""Maximum mean rows per policy that samplers stack; with more, one call each is as fast."""
 
 _Call = tuple[Any, CompiledActing, list[np.ndarray], int]
-"""One policy's part of a call, checked: its id or number, what acts, one array `[N, ...]` per port,
-and N."""
+"""One policy's checked call: id or index, acting driver, one array `[N, ...]` per port, and N."""
 
 
 def compute_actions(
@@ -42,37 +41,37 @@ def compute_actions(
 
     The results, counters and generators are those of one `compute_actions` call per policy, up to
     the last digits. Policies that share a Program run in one call, which may be many times
-    faster; shorter batches are filled up for it. Graph-mode policies, hand-written ones and those
-    that are alone with their Program act one by one.
+    faster; shorter batches are padded for it. Graph-mode policies, custom policies and those that
+    share their Program with no other act one by one.
 
     Args:
-        policies: by id; those that are to act are looked up.
+        policies: by id; only those in `obs_batches` are looked up.
         obs_batches: by id, observations `[N, ...]`; N may differ.
-        state_batches: by id, the memory, for policies that have one: arrays `[N, size]`.
+        state_batches: by id, the recurrent state, for policies that have one: arrays `[N, size]`.
         prev_action_batches: by id, the previous actions `[N, ...]`, for models that read them.
-        prev_reward_batches: by id, the previous rewards `[N]`, likewise.
+        prev_reward_batches: by id, the previous rewards `[N]`, for models that read them.
         view_batches: by id, the other views that its model reads, by name.
         explore: sample or be greedy; None takes the config of each policy.
         timestep: for schedules of exploration; None takes each policy's own.
 
     Returns:
-        By id, in the order of `obs_batches`, what `Policy.compute_actions` returns; the arrays are
-        the caller's own, though those of several policies may lie in one piece of memory.
+        By id, in the order of `obs_batches`, the result of `Policy.compute_actions`; the caller
+        owns the arrays, though those of several policies may be views of one array.
 
     Raises:
         UnknownPolicyError: if there is no policy of an id.
-        UsageError: if an argument is no mapping, or has ids that `obs_batches` has not.
+        UsageError: if an argument is not a mapping, or has ids that `obs_batches` lacks.
         ObservationError: if observations do not fit their policy, which is named.
 
-    All inputs are checked before anything is drawn or counted, except those of hand-written
+    All inputs are checked before noise is drawn or rows are counted, except those of custom
     policies: they check for themselves, and act first.
 
     >>> import gymnasium as gym
     >>> from tfpolicies import PGTF2Policy
     >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
     >>> policies = {name: PGTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}}) for name in "ab"}
-    >>> found = compute_actions(policies, {"a": np.zeros((2, 3)), "b": np.zeros((5, 3))})
-    >>> found["b"].actions.shape
+    >>> result = compute_actions(policies, {"a": np.zeros((2, 3)), "b": np.zeros((5, 3))})
+    >>> result["b"].actions.shape
     (5,)
     """
     further = (state_batches, prev_action_batches, prev_reward_batches, view_batches)
@@ -109,23 +108,23 @@ def compute_actions(
 
 
 class ColumnsCall(NamedTuple):
-    """What a sampler asks one policy for: the arguments of `Acting.act`."""
+    """The arguments of one `Acting.act` call by a sampler."""
 
     acting: Acting
     obs: Sequence[np.ndarray]
     seen: Sequence[np.ndarray]
     states: Sequence[np.ndarray]
-    around: Mapping[str, Any] = {}  # infos and episodes, where the policy asks for them
+    around: Mapping[str, Any] = {}  # infos and episodes, if the policy reads them
 
     def alone(self) -> tuple[Any, dict[str, np.ndarray]]:
-        """Returns what the policy does by itself."""
+        """Acts with this policy only."""
         return self.acting.act(self.obs, self.seen, self.states, **self.around)
 
 
 def act_columns(
     calls: Sequence[ColumnsCall],
 ) -> Iterator[tuple[int, Any, dict[str, np.ndarray]]]:
-    """Acts for a sampler with many policies: what one `Acting.act` call each would give.
+    """Acts for a sampler with many policies, with the results of one `Acting.act` call each.
 
     Policies that share a Program run in one call, as in `compute_actions`, if they have few rows
     each.
@@ -134,8 +133,8 @@ def act_columns(
         calls: one for each policy.
 
     Yields:
-        The number of a call, not in their order, and what `Acting.act` returns for it; the
-        arrays are valid until the next one is asked for.
+        The index of a call, in any order, and the result of `Acting.act` for it; the arrays are
+        valid until the next item.
     """
     groups: _Groups = {}
     for number, call in enumerate(calls):
@@ -170,13 +169,13 @@ class _Given(NamedTuple):
     view_batches: Mapping[str, Any]
 
     def of(self, policy_id: str) -> tuple[Any, Any, Any, Any]:
-        """Returns memory, previous actions and rewards and views of one policy, None where none."""
+        """Returns states, previous actions and rewards, and views of one policy, or None."""
         _, memories, actions, rewards, views = self
         further = (batches.get(policy_id) for batches in (memories, actions, rewards, views))
         return tuple(further)  # type: ignore[return-value]
 
     def check_ids(self) -> None:
-        """Raises a `UsageError` unless these are dicts with ids that have observations."""
+        """Raises a `UsageError` unless these are dicts whose ids all have observations."""
         for name, batches in zip(self._fields, self, strict=True):
             if not isinstance(batches, Mapping):
                 raise UsageError(
@@ -195,10 +194,7 @@ class _Given(NamedTuple):
 def _grouped(
     policies: Mapping[str, Policy], given: _Given, explore: bool | None
 ) -> tuple[_Groups, list[tuple[str, Policy]]]:
-    """Returns checked calls by Program, runtime and exploration, and policies that act otherwise.
-
-    Nothing is changed.
-    """
+    """Returns checked calls by Program, runtime and exploration, and all other policies."""
     groups: _Groups = {}
     others: list[tuple[str, Policy]] = []
     for policy_id, obs in given.obs_batches.items():
@@ -219,7 +215,7 @@ def _grouped(
 
 
 def _policy_of(policies: Mapping[str, Policy], policy_id: str) -> Policy:
-    # A `PolicyMap` has handles, for which no variables are brought back: the stack may have them.
+    # Handles of a `PolicyMap` do not load variables, which the stack may still have.
     get = getattr(policies, "handle", policies.__getitem__)
     try:
         return get(policy_id)
@@ -235,10 +231,10 @@ def _policy_of(policies: Mapping[str, Policy], policy_id: str) -> Policy:
 def _runs(
     groups: _Groups, most_rows: float = math.inf
 ) -> Iterator[tuple[StackedActor | None, list[_Call], bool]]:
-    """Yields what acts for calls in one stack, the calls, and whether they explore.
+    """Yields a stacked runtime, its calls, and whether they explore.
 
-    Calls that act one by one have None. These are groups with more than `most_rows` rows per call,
-    too.
+    The runtime is None for calls that act one by one, which includes groups with more than
+    `most_rows` rows per call.
     """
     for (program, inference, explores), calls in groups.items():
         are_few = sum(rows for *_, rows in calls) <= most_rows * len(calls)
@@ -249,11 +245,11 @@ def _runs(
 
 
 def _parts(calls: list[_Call], most: int) -> list[list[_Call]]:
-    """Splits a group into parts that run as one stack each.
+    """Splits a group into parts that each run as one stack.
 
-    A part has at most `most` policies, and filling all batches up to its longest one at most
-    doubles the rows; batches without rows are alone. The order within a part is that of the calls,
-    so that the same call again finds its stack.
+    A part has at most `most` policies, and padding all batches to its longest one at most doubles
+    the rows; batches without rows get separate parts. The order within a part is that of the calls,
+    so that the same call finds its stack again.
     """
     sizes = [rows for *_, rows in calls]
     if len(calls) <= most and min(sizes) == max(sizes) > 0:
@@ -274,7 +270,7 @@ def _parts(calls: list[_Call], most: int) -> list[list[_Call]]:
 def _outputs_together(
     actor: StackedActor, calls: Sequence[_Call], explore: bool, timestep: int | None = None
 ) -> ActOutputs:
-    """Runs the calls as one stack; returns arrays `[P, N, ...]`, filled up to the longest N."""
+    """Runs the calls as one stack; returns arrays `[P, N, ...]`, padded to the longest N."""
     longest = max(rows for *_, rows in calls)
     states, noise, params = _drawn(calls, longest, explore, timestep)
     return actor.run(states, _stacked_inputs(calls, longest), noise, params)
@@ -283,11 +279,7 @@ def _outputs_together(
 def _drawn(
     calls: Sequence[_Call], longest: int, explore: bool, timestep: int | None
 ) -> tuple[list[PolicyState], np.ndarray, np.ndarray]:
-    """Counts the rows of each call and draws what they take.
-
-    Returns:
-        The states to act with, the noise `[P, N, noise_size]`, the parameters `[P, num_params]`.
-    """
+    """Counts the rows of each call; returns states, noise `[P, N, noise_size]` and parameters."""
     first = calls[0][1]
     explorer = first.program.spec.explorer
     noise = np.zeros((len(calls), longest, explorer.noise_size), np.float32)
@@ -313,7 +305,7 @@ def _drawn(
 
 
 def _stacked_inputs(calls: Sequence[_Call], longest: int) -> list[np.ndarray]:
-    """Returns one array `[P, N, ...]` per port, filled up with zeros."""
+    """Returns one array `[P, N, ...]` per port, padded with zeros."""
     lead = len(calls), longest
     if all(rows == longest for *_, rows in calls):
         columns = zip(*(inputs for _, _, inputs, _ in calls), strict=True)
