@@ -186,8 +186,8 @@ def _settings() -> list[str]:
         lines += [f"**{_title(task)}** ({source(task)})", "", "```text", _json(task.settings())]
         lines += ["```", ""]
         if set(task.seeds) - {"ours"}:
-            told = learning_peer.arguments(task.algorithm, task.settings(), task.steps)
-            told |= learning_peer.normalised(task.settings())
+            told = peer_settings.arguments(task.algorithm, task.settings(), task.steps)
+            told |= peer_settings.normalised(task.settings())
             lines += ["Settings of the peers:", "", "```text", _json(told), "```", ""]
     return lines
 
