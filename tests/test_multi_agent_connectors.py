@@ -340,7 +340,7 @@ class Dividing(ObservationConnector):
 
 
 def test_what_connectors_give_is_checked():
-    with pytest.raises(ObservationError, match=r"the connectors of policy 'p' give is not finite"):
+    with pytest.raises(ObservationError, match=r"from the connectors of policy 'p' is not finite"):
         sampler_of(
             Staggered(),
             policies={"p": connect(Walker(), Dividing())},

@@ -608,8 +608,8 @@ class Scripted(Policy):
         ([None], r"must return \(actions, state_outs, extras\).* Got None"),
         ([([0, 1, 1], [], {})], r"got \d observations, but gave actions of the shape .3,."),
         ([([0], [], {"x": [1.0, 2.0, 3.0]})], r"but gave x of the shape .3,."),
-        ([([0], [], {"x": [1.0]}), ([0], [], {})], r"gave the columns .* but .*'x'"),
-        ([([0], [], {}), ([0], [], {"x": [1.0]})], r"gave the columns .*'x'.* but "),
+        ([([0], [], {"x": [1.0]}), ([0], [], {})], r"returned the columns .* but .*'x'"),
+        ([([0], [], {}), ([0], [], {"x": [1.0]})], r"returned the columns .*'x'.* but "),
     ],
 )
 def test_what_a_hand_written_policy_gives_is_checked(env, script, words):
