@@ -50,7 +50,7 @@ class Worker:
     def _require_sampler(self) -> Sampler:
         if self._stopped:
             raise UsageError(
-                "This worker was stopped, so its environments are closed; make a new one."
+                "This worker was stopped, so its environments are closed; create a new one."
             )
         if self.sampler is None:
             raise UsageError(
