@@ -347,7 +347,7 @@ def test_a_change_that_fails_leaves_the_pipeline_as_it_was():
         with pytest.raises(UsageError, match="subclasses of AgentConnector"):
             pipeline.append(wrong)
     for change in (pipeline.remove, lambda name: pipeline.insert_before(name, Doubling())):
-        with pytest.raises(UsageError, match="holds no connector 'Other'"):
+        with pytest.raises(UsageError, match="has no connector 'Other'"):
             change("Other")
     assert stacked(pipeline, [2], [0]) == [[1, 2]]
     pipeline.append(FlattenObservations())

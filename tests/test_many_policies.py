@@ -499,7 +499,7 @@ def test_filters_are_taken_over():
         worker.filters["left"].tensors(), other.filters["left"].tensors(), strict=True
     ):
         assert (mine.mean == theirs.mean).all()
-    with pytest.raises(AssertionError, match=r"missing are \['right'\], unknown are \['x'\]"):
+    with pytest.raises(AssertionError, match=r"missing: \['right'\], unknown: \['x'\]"):
         other.sync_filters({"left": found["left"], "x": found["left"]})
     with pytest.raises(WeightsError, match="one kind and shape"):
         other.sync_filters({"left": worker.filters["left"], "right": 1})

@@ -457,9 +457,9 @@ def test_filters_are_synchronised_for_the_policies_that_have_them_or_not_at_all(
     plain, filtered = worker(), worker(tiny().rollouts(observation_filter="MeanStdFilter"))
     plain.sync_filters({})
     for made, given, words in (
-        (plain, {"x": 1}, r"\[\], and no others; missing are \[\], unknown are \['x'\]"),
-        (filtered, {"x": 1}, r"missing are \['default_policy'\], unknown are \['x'\]"),
-        (filtered, {}, r"missing are \['default_policy'\], unknown are \[\]"),
+        (plain, {"x": 1}, r"\[\]; missing: \[\], unknown: \['x'\]"),
+        (filtered, {"x": 1}, r"missing: \['default_policy'\], unknown: \['x'\]"),
+        (filtered, {}, r"missing: \['default_policy'\], unknown: \[\]"),
     ):
         with pytest.raises(AssertionError, match=words):
             made.sync_filters(given)
