@@ -407,7 +407,7 @@ def test_unknown_names_and_bad_states_are_refused():
     for params in ({}, {"connectors": [["FrameStack"]]}, {"connectors": "FrameStack"}, []):
         with pytest.raises(ConfigError, match="state of AgentConnectorPipeline"):
             restore("AgentConnectorPipeline", params)
-    with pytest.raises(ConfigError, match="'ClipActions' is no AgentConnector"):
+    with pytest.raises(ConfigError, match="'ClipActions' is not an AgentConnector"):
         restore("AgentConnectorPipeline", {"connectors": [["ClipActions", {}]]})
     with pytest.raises(ConfigError, match="cannot be used"):
         restore("AgentConnectorPipeline", {"connectors": [["FlattenObservations", {}]] * 2})

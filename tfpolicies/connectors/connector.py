@@ -166,7 +166,7 @@ class AgentConnector(Connector):
 
 
 class ActionConnector(Connector):
-    """A connector between a policy's actions and the environment; gives elements of the action space."""
+    """A connector between a policy and the environment; returns elements of the action space."""
 
     @abc.abstractmethod
     def __call__(self, step: ActionStep) -> ActionStep: ...

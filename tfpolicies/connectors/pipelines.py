@@ -365,11 +365,6 @@ def _is_state(entry: Json) -> TypeGuard[Sequence[Any]]:
 
 
 def _require_step(connector: Connector, step: Any, given: AgentStep | ActionStep) -> None:
-    """Checks the return value of a connector.
-
-    Raises:
-        UsageError: if it is not a step of the same class, or has another number of rows.
-    """
     if type(step) is not type(given):
         raise UsageError(
             f"{connector.name} must return the {type(given).__name__} that it got, changed by "

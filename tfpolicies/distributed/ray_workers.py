@@ -294,11 +294,7 @@ class RayWorkers:
         return [(each.remote.index, each.value) for each in answers if each.error is None]
 
     def _check_notices(self) -> None:
-        """Checks the calls of `send` that have finished.
-
-        Raises:
-            Exception: the error of one of them.
-        """
+        """Raises the error of a finished call of `send`, if there is one."""
         for remote in self._remotes:
             if not remote.notices:
                 continue
@@ -444,11 +440,7 @@ class RayWorkers:
                 remote.samples.append(remote.actor.call.remote(func))
 
     def _count_round(self, found: Collection[Any]) -> None:
-        """Counts consecutive rounds without a sample.
-
-        Raises:
-            WorkerError: after more of them than the config tolerates.
-        """
+        """Counts consecutive rounds without a sample; raises after more than the config tolerates."""
         self._failed_rounds = 0 if found else self._failed_rounds + 1
         most = self._config.num_consecutive_worker_failures_tolerance
         if self._failed_rounds > most:
@@ -465,11 +457,9 @@ class RayWorkers:
         return self._config.recreate_failed_workers or self._config.ignore_worker_failures
 
     def _fail(self, remote: _Remote, error: BaseException) -> None:
-        """Records that a worker failed, and ends its process.
+        """Ends the process of a worker that failed; raises unless the config tolerates failures.
 
-        Raises:
-            Exception: unless the config tolerates failures. If `func` raised it in the worker, the
-                process is healthy: it stays, and can be called again.
+        If `func` raised in the worker, its process is healthy: it stays, and can be called again.
         """
         remote.samples = []
         tells = not self._is_lenient() and not self._stopped

@@ -108,7 +108,7 @@ class Postprocessor:
 
     @property
     def holds_infos(self) -> bool:
-        """Whether a row that was carried over has a non-empty info."""
+        """True if a row that was carried over has a non-empty info."""
         return any(waiting.holds_infos for waiting in self._waiting.values())
 
     def _ready(self, sample: Collected) -> Collected:

@@ -137,7 +137,7 @@ def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
 
 
 def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False) -> bool:
-    """Whether each element of `narrow` is also valid for `wide`.
+    """Returns whether each element of `narrow` is also valid for `wide`.
 
     Spaces other than Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary are not compared.
 

@@ -121,13 +121,7 @@ class LearningWorker(Worker):
                 policy.apply_gradients(by_policy[policy_id])
 
     def _select_rows(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
-        """Returns the rows of a batch by policy id, for the policies that are trained on it.
-
-        Compressed observations are unpacked in copies.
-
-        Raises:
-            UnknownPolicyError: if a policy id does not exist.
-        """
+        """Returns the decompressed rows of each policy that is trained on a batch, by policy id."""
         batch = samples.as_multi_agent()
         for policy_id in batch.policy_batches:
             self.policy_map.handle(policy_id)
@@ -146,5 +140,5 @@ class LearningWorker(Worker):
 
 
 def _unpack(batch: SampleBatch) -> SampleBatch:
-    """Unpacks compressed observations in a copy; the caller's batch stays as it is."""
+    """Decompresses observations in a copy."""
     return batch.copy(shallow=True).decompress_if_needed()

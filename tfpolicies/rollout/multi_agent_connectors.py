@@ -87,7 +87,7 @@ class Connections:
         self.connected.append(rows)
 
     def is_outdated(self, rows: PolicyRows) -> bool:
-        """Whether a policy has other connectors now than when it started to act."""
+        """Returns whether a policy has other connectors now than when it started to act."""
         held = NO_PIPELINES if rows.connection is None else rows.connection.pipelines
         return has_others(rows.policy, held)
 

@@ -85,7 +85,7 @@ class MultiAgentEpisode(Episode):
         self._policy_ids.update(policy_ids)
 
     def is_barred(self, agent: Hashable) -> bool:
-        """Whether the agent's last info excludes its trajectory from learning."""
+        """Returns whether the agent's last info excludes its trajectory from learning."""
         info = self.last_infos.get(agent)
         return isinstance(info, Mapping) and not info.get("training_enabled", True)
 
@@ -154,13 +154,7 @@ class Copy:
         self._start()
 
     def _cast(self, agents: tuple[Any, ...]) -> Cast:
-        """Groups agents by policy; new agents get a slot and a policy.
-
-        Raises:
-            EnvError: if one of them was done before.
-            UnknownPolicyError: if the mapping function returns the id of no existing policy.
-            ConfigError: if the connectors of a policy do not accept its agent's observations.
-        """
+        """Groups agents by policy; new agents get a slot and a policy."""
         by_policy: dict[str, list[Any]] = {}
         seat_of = self.episode.seat_of
         for agent in agents:
@@ -216,6 +210,6 @@ class Copy:
         return [agent for agent in self.episode.seat_of if agent not in self.done]
 
     def is_played_by(self, policy_ids: Collection[str]) -> bool:
-        """Whether one of these policies acts in the running episode."""
+        """Returns whether one of these policies acts in the running episode."""
         episode = self.episode
         return any(episode.policy_for(agent) in policy_ids for agent in episode.get_agents())

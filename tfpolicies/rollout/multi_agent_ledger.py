@@ -51,7 +51,7 @@ class Ledger:
             self.records["infos"][:] = [{} for _ in range(self.records.used)]
 
     def has_infos(self) -> bool:
-        """Whether a record has a non-empty info."""
+        """Returns whether a record has a non-empty info."""
         return self.keeps_infos and any(self.records["infos"])
 
     # -- steps --------------------------------------------------------------------------------
@@ -192,14 +192,8 @@ class Ledger:
         """Returns the next observation of each row, per leaf, in new arrays.
 
         It is the observation that the agent acted on next, or the last one of its trajectory; for
-        an agent that is done without a last observation, it is the one it acted on.
-
-        Args:
-            rows: of the policy.
-            obs: leaves `[R, ...]` of the observations acted on.
-            last: int `[K]`, the last row of each trajectory.
-            unrolls: int64 `[K]`, ascending, the trajectories' unroll ids.
-            copies: have the agents' current observations.
+        an agent that is done without a last observation, it is the one it acted on. `last` has the
+        last row of each trajectory, `unrolls` their unroll ids in ascending order.
         """
         reached = [np.concatenate([leaf[1:], leaf[-1:]]) for leaf in obs]
         for leaf, target in zip(obs, reached, strict=True):

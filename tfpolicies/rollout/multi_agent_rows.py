@@ -200,7 +200,7 @@ class Stacker:
             raise ValueError
 
     def is_sound(self, leaf: Leaf, values: np.ndarray) -> bool:
-        """Whether the values of a leaf, one or a batch, can be of its space; see `sound_check`."""
+        """Returns whether values of a leaf, one or a batch, can be of its space."""
         return self._is_sound[leaf.path](values)
 
 

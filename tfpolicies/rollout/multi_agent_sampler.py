@@ -141,7 +141,6 @@ class MultiAgentSampler(Sampler):
         return found
 
     def _keep_infos_for(self, policy: Policy) -> None:
-        """Keeps infos from now on, if the policy or a callback reads them."""
         if self._reads_infos(policy):
             self._ledger.keep_infos()
 
@@ -363,7 +362,6 @@ class MultiAgentSampler(Sampler):
         self._broken[copy.index] = self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
 
     def _ends_with(self, copy: Copy, moves: dict[Any, Any], step: MultiAgentStep) -> bool:
-        """Records the step of a sub-environment; returns whether its episode ended."""
         obs, rewards, terminateds, truncateds, infos = step
         episode = copy.episode
         t, episode.length = episode.length, episode.length + 1
@@ -440,11 +438,7 @@ class MultiAgentSampler(Sampler):
         return {"infos": infos, "episodes": [episode for episode, _ in acting]}
 
     def _observed(self, rows: PolicyRows, seats: np.ndarray) -> list[np.ndarray]:
-        """Returns the observations of the agents that act next with a policy, as leaves `[K, ...]`.
-
-        Raises:
-            EnvError: if one is not of the policy's space, or not finite; it names the environment.
-        """
+        """Writes the observations of the agents that act next; returns leaves `[K, ...]`."""
         try:
             return rows.write_observations(seats)
         except EnvError:
@@ -459,7 +453,7 @@ class MultiAgentSampler(Sampler):
             copy: the sub-environment.
             t: the length of its episode before the step.
             obs: the observations for the policies.
-            step: the other results of the step.
+            step: the other results.
         """
         episode, ledger = copy.episode, self._ledger
         _, rewards, terminateds, truncateds, infos = step
@@ -582,12 +576,10 @@ class MultiAgentSampler(Sampler):
     # -- checkpoints --------------------------------------------------------------------------
 
     def _keeps_anything(self) -> bool:
-        """Whether callbacks track episodes, rows have infos, or there are connectors."""
         follows = follows_episodes(self._callbacks) or self._ledger.has_infos()
         return follows or bool(self._connections.connected)
 
     def _get_running(self) -> dict[str, Any] | None:
-        """Returns the running episodes, without the policies' states."""
         if not self._copies:
             return None
         return {

@@ -33,7 +33,7 @@ def pipelines_of(policy: Policy) -> Pipelines:
 
 
 def has_others(policy: Policy, held: Pipelines) -> bool:
-    """Whether a policy has other pipelines than before."""
+    """Returns whether a policy has other pipelines than before."""
     return any(one is not other for one, other in zip(pipelines_of(policy), held, strict=True))
 
 
@@ -190,9 +190,5 @@ class Connection:
 
 
 def _form(space: gym.Space[Any]) -> list[tuple[Any, ...]]:
-    """Returns the properties that two spaces must share so that observations can be exchanged.
-
-    Raises:
-        SpaceError: for a space without arrays of fixed shapes.
-    """
+    """Returns the properties that two spaces must share to exchange observations."""
     return [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves(space)]

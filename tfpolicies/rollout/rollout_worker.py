@@ -148,7 +148,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     # -- construction -------------------------------------------------------------------------
 
     def _has_environments(self) -> bool:
-        """Whether this worker samples. The local one does not if there are remote ones."""
+        """Returns whether this worker samples. The local one does not if there are remote ones."""
         remote_ones_do = self.worker_index == 0 and self.num_workers > 0
         return not remote_ones_do or bool(self.config.create_env_on_local_worker)
 
@@ -194,7 +194,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     @property
     def multiagent(self) -> bool:
-        """Whether there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
+        """True if there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
         return set(self.policy_map) != {DEFAULT_POLICY_ID}
 
     @property
@@ -541,11 +541,6 @@ def _require_supported(
     dataset_shards: Collection[object] | None,
     policy_class: type[Policy] | None,
 ) -> None:
-    """Checks arguments of a worker.
-
-    Raises:
-        ConfigError: if one is not supported.
-    """
     if tf_session_creator != -1:
         raise ConfigError(
             "tf_session_creator is no longer an argument of a worker; give a session_creator "

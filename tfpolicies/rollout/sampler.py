@@ -133,11 +133,7 @@ class Sampler(abc.ABC):
         """Returns the ids of running episodes."""
 
     def _require_fitting_exploration(self, policy: Policy, whose: str = "") -> None:
-        """Checks that the policy's exploration works with the sampler's fragments.
-
-        Raises:
-            ConfigError: if it needs whole episodes.
-        """
+        """Raises a ConfigError if the policy's exploration needs whole episodes, unlike the sampler."""
         if policy.driver.acting.resets_per_episode and not self._complete:
             raise ConfigError(
                 f"exploration_config={{'type': 'ParameterNoise'}}{whose} perturbs the weights for "
@@ -146,7 +142,6 @@ class Sampler(abc.ABC):
             )
 
     def _reads_infos(self, policy: Policy) -> bool:
-        """Whether the policy or a callback reads the infos in batches."""
         return policy.driver.learning.postprocesses_trajectories or self._gives_batches
 
     def _tell(self, moment: str, episode: object, env_index: int) -> None:
@@ -209,7 +204,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def _keeps_anything(self) -> bool:
-        """Whether running episodes may have data that a file cannot store."""
+        """Returns whether running episodes may have data that a file cannot store."""
 
     @abc.abstractmethod
     def _get_running(self) -> dict[str, Any] | None:

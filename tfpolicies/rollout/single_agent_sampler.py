@@ -90,7 +90,7 @@ class _Buffer:
             infos[:, : self.used] = [[{} for _ in range(self.used)]] * self.num_envs
 
     def has_infos(self) -> bool:
-        """Whether a row that was not returned yet has a non-empty info."""
+        """Returns whether a row that was not returned yet has a non-empty info."""
         infos = self.columns.get(INFOS)
         return infos is not None and any(infos[:, : self.used][self.alive[:, : self.used]])
 
@@ -243,7 +243,7 @@ class SingleAgentSampler(Sampler):
             self._follower.start_all(obs)
 
     def _wants_episodes(self, policy: Policy) -> bool:
-        """Whether the policy or a callback reads single episodes step by step."""
+        """Returns whether the policy or a callback reads single episodes step by step."""
         return policy.driver.acting.reads_episodes or follows_episodes(self._callbacks)
 
     def _new_follower(self) -> EpisodeFollower | None:
@@ -342,10 +342,7 @@ class SingleAgentSampler(Sampler):
         return buffer
 
     def _report_long_episodes(self, buffer: _Buffer) -> None:
-        """Warns about episodes that delay a batch of whole episodes, at doubling lengths.
-
-        Only buffers of whole episodes get that long.
-        """
+        """Warns about episodes that delay a batch of whole episodes, at doubling lengths."""
         used = buffer.used
         if used < LONG:
             return
@@ -388,7 +385,7 @@ class SingleAgentSampler(Sampler):
         return max(0, length - int(buffer.alive[:, :used].sum(axis=1).min()))
 
     def _is_whole(self, buffer: _Buffer) -> bool:
-        """Whether a buffer is exactly one fragment of each environment."""
+        """Returns whether a buffer is exactly one fragment of each environment."""
         return not (self._complete or buffer.has_dead) and buffer.used == self._length
 
     def _rows_to_hand_out(self, buffer: _Buffer) -> np.ndarray:
@@ -492,14 +489,10 @@ class SingleAgentSampler(Sampler):
     def _episodes_of(
         self, collected: Collected, env_index: np.ndarray, returns_before: np.ndarray
     ) -> list[Episode]:
-        """Returns the episode of each unroll, updated by its rows, if there is no tracker.
+        """Returns the episode of each unroll, updated by its R rows, if there is no tracker.
 
-        It stays the same object while the episode runs.
-
-        Args:
-            collected: R rows.
-            env_index: int `[R]`.
-            returns_before: returns of the running episodes before these rows, by environment.
+        An episode stays the same object while it runs. `env_index` is int `[R]`; `returns_before`
+        has the returns of the running episodes before these rows, by environment.
         """
         found: list[Episode] = []
         known, columns = dict(self._running_episodes), collected.columns
@@ -526,12 +519,9 @@ class SingleAgentSampler(Sampler):
     def _episode_columns(
         self, rewards: np.ndarray, done: np.ndarray, taken: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Returns ids and time steps of all rows, and records the episodes that ended in them.
+        """Returns ids and time steps of all rows `[N, T]`, and records the episodes that ended in them.
 
-        Args:
-            rewards: `[N, T]`.
-            done: bool `[N, T]`: the last step of each episode.
-            taken: which rows of the buffer these are.
+        `done` marks the last step of each episode, `taken` the rows of the buffer.
         """
         count, length = done.shape
         running = self._running
@@ -612,10 +602,8 @@ class SingleAgentSampler(Sampler):
     def _take_episodes(self, done: np.ndarray, row: np.ndarray, place: np.ndarray) -> list[Episode]:
         """Pops the tracked episodes that ended; stores those of all trajectories in the batch.
 
-        Args:
-            done: bool `[N, T]`: the last step of each episode.
-            row: int `[K]`: its first axis.
-            place: int `[K]`: the environment of each.
+        `done` is bool `[N, T]`; each of the K ended episodes has its `row` there, and its
+        environment, `place`.
         """
         follower = self._follower
         if follower is None:

@@ -24,7 +24,7 @@ class Waiting:
 
     @property
     def holds_infos(self) -> bool:
-        """Whether one of the rows has a non-empty info."""
+        """True if one of the rows has a non-empty info."""
         return self.rows is not None and any(self.rows.columns.get(INFOS, ()))
 
     def join(self, sample: Collected) -> Collected:

@@ -360,7 +360,7 @@ class WorkerPolicies:
             self.is_policy_to_train = predicate
 
     def trains(self, policy_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
-        """Whether a policy is trained on a batch."""
+        """Returns whether a policy is trained on a batch."""
         return self.is_policy_to_train is None or self.is_policy_to_train(policy_id, batch)
 
     # -- counters -----------------------------------------------------------------------------
@@ -387,7 +387,6 @@ def select_ids(policies: Collection[str] | str | None, policy_ids: Collection[st
 
 
 def _policy_settings(config: AlgorithmConfig, policy_class: type) -> dict[str, Any]:
-    """Returns the settings for creating a policy of a class."""
     if issubclass(policy_class, TFPolicy):
         settings = config.settings_for(policy_class.config_class)
         settings.pop("framework", None)  # only chooses the default policy class
