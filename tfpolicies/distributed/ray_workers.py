@@ -440,7 +440,7 @@ class RayWorkers:
                 remote.samples.append(remote.actor.call.remote(func))
 
     def _count_round(self, found: Collection[Any]) -> None:
-        """Counts consecutive rounds without a sample; raises after more than the config tolerates."""
+        """Counts consecutive rounds without a sample; raises if there are too many."""
         self._failed_rounds = 0 if found else self._failed_rounds + 1
         most = self._config.num_consecutive_worker_failures_tolerance
         if self._failed_rounds > most:

@@ -133,7 +133,7 @@ class Sampler(abc.ABC):
         """Returns the ids of running episodes."""
 
     def _require_fitting_exploration(self, policy: Policy, whose: str = "") -> None:
-        """Raises a ConfigError if the policy's exploration needs whole episodes, unlike the sampler."""
+        """Raises a ConfigError if the policy's exploration needs whole episodes and gets none."""
         if policy.driver.acting.resets_per_episode and not self._complete:
             raise ConfigError(
                 f"exploration_config={{'type': 'ParameterNoise'}}{whose} perturbs the weights for "

@@ -519,7 +519,7 @@ class SingleAgentSampler(Sampler):
     def _episode_columns(
         self, rewards: np.ndarray, done: np.ndarray, taken: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Returns ids and time steps of all rows `[N, T]`, and records the episodes that ended in them.
+        """Returns ids and time steps of rows `[N, T]`; records the episodes that ended in them.
 
         `done` marks the last step of each episode, `taken` the rows of the buffer.
         """
