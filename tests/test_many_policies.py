@@ -318,7 +318,7 @@ def test_a_policy_for_which_nobody_has_spaces_is_named():
 
     config = config_of(policies={"left", "right", "spare"}).environment(Unlike)
     words = (
-        r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) gives none.*'spare' for an"
+        r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) maps none.*'spare' for an"
     )
     with pytest.raises(ConfigError, match=words):
         RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
