@@ -305,7 +305,7 @@ def test_connectors_that_know_no_space_take_that_of_the_first_agent():
     assert frames(sampler.sample()["p"]["obs"])[:2] == [[0, 0], [0, 1]]
     other = Walker()
     other.agent_connectors = AgentConnectorPipeline([FrameStack(2)])
-    with pytest.raises(ConfigError, match=r"gives Box.*\(6,\).*acts on Box.*\(3,\)"):
+    with pytest.raises(ConfigError, match=r"returns Box.*\(6,\).*acts on Box.*\(3,\)"):
         sampler_of(Staggered(), policies={"p": other}, mapping=lambda *_, **__: "p")
 
 

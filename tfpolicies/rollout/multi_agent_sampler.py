@@ -297,8 +297,8 @@ class MultiAgentSampler(Sampler):
         """
         if not self._copies:
             raise UsageError(
-                "sample() needs running episodes; there are none before reset() or after an error "
-                "during a step. Call reset() first."
+                "sample() needs running episodes, but there are none before reset() or after an "
+                "error during a step; call reset() first."
             )
         self._own_code_ran = True
         try:
