@@ -317,9 +317,7 @@ def test_a_policy_for_which_nobody_has_spaces_is_named():
         _agent_ids = ("a", "b")
 
     config = config_of(policies={"left", "right", "spare"}).environment(Unlike)
-    words = (
-        r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) maps none.*'spare' for an"
-    )
+    words = r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) maps none.*'spare' for an"
     with pytest.raises(ConfigError, match=words):
         RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
     forgotten = AlgorithmConfig().environment(Unlike).multi_agent(policies={"left", "right"})
