@@ -261,7 +261,7 @@ def test_a_policy_that_agents_are_mapped_to_cannot_be_removed():
     algorithm = config_of().evaluation(evaluation_interval=1, evaluation_duration=1).build()
     worker = algorithm.worker
     before = worker.policy_mapping_fn, dict(worker.policy_dict)
-    message = r"'right' cannot be removed: policy_mapping_fn \(a_and_b\) gives it to agent 'b'"
+    message = r"'right' cannot be removed: policy_mapping_fn \(a_and_b\) maps agent 'b' to it"
     for owner in (algorithm, worker, algorithm.workers):
         with pytest.raises(UsageError, match=message):
             owner.remove_policy(policy_id="right")
@@ -287,7 +287,7 @@ def test_a_policy_that_is_drawn_at_random_cannot_be_removed():
     for seed in range(5):
         random.seed(seed)
         before = random.getstate()
-        with pytest.raises(UsageError, match="gives it to agent 'a'"):
+        with pytest.raises(UsageError, match="maps agent 'a' to it"):
             worker.remove_policy(policy_id="right")
         assert random.getstate() == before
 
@@ -297,7 +297,7 @@ def test_a_policy_that_agents_are_mapped_to_is_replaced_as_the_error_says():
     left = algorithm.get_policy("left")
     with pytest.raises(UsageError) as refused:
         algorithm.remove_policy("right")
-    assert "To replace the policy, go on with add_policy('right', ..., policy_mapping_fn=...)" in (
+    assert "To replace the policy, then call add_policy('right', ..., policy_mapping_fn=...)" in (
         str(refused.value)
     )
     assert "get_policy('right').set_state(get_policy(OTHER).get_state())" in str(refused.value)
@@ -317,9 +317,7 @@ def test_a_policy_for_which_nobody_has_spaces_is_named():
         _agent_ids = ("a", "b")
 
     config = config_of(policies={"left", "right", "spare"}).environment(Unlike)
-    words = (
-        r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) gives none.*'spare' for an"
-    )
+    words = r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) maps none.*'spare' for an"
     with pytest.raises(ConfigError, match=words):
         RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
     forgotten = AlgorithmConfig().environment(Unlike).multi_agent(policies={"left", "right"})
@@ -499,7 +497,7 @@ def test_filters_are_taken_over():
         worker.filters["left"].tensors(), other.filters["left"].tensors(), strict=True
     ):
         assert (mine.mean == theirs.mean).all()
-    with pytest.raises(AssertionError, match=r"missing are \['right'\], unknown are \['x'\]"):
+    with pytest.raises(AssertionError, match=r"missing: \['right'\], unknown: \['x'\]"):
         other.sync_filters({"left": found["left"], "x": found["left"]})
     with pytest.raises(WeightsError, match="classes and shapes are equal"):
         other.sync_filters({"left": worker.filters["left"], "right": 1})

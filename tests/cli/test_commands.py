@@ -671,7 +671,7 @@ def test_evaluate_plays_elsewhere_if_the_spaces_fit(
     assert main([*words, "gymnasium.envs.classic_control:CartPoleEnv"]) == 0
     assert "episodes 5 " in " ".join(capsys.readouterr().out.split())
     assert main([*words, "Acrobot-v1"]) == 2
-    assert "with another shape. Its weights are of no use there" in capsys.readouterr().err
+    assert "with another shape. Its weights cannot be used there" in capsys.readouterr().err
 
 
 REACH = """

@@ -347,7 +347,7 @@ def test_a_change_that_fails_leaves_the_pipeline_as_it_was():
         with pytest.raises(UsageError, match="subclasses of AgentConnector"):
             pipeline.append(wrong)
     for change in (pipeline.remove, lambda name: pipeline.insert_before(name, Doubling())):
-        with pytest.raises(UsageError, match="holds no connector 'Other'"):
+        with pytest.raises(UsageError, match="has no connector 'Other'"):
             change("Other")
     assert stacked(pipeline, [2], [0]) == [[1, 2]]
     pipeline.append(FlattenObservations())
@@ -407,7 +407,7 @@ def test_unknown_names_and_bad_states_are_refused():
     for params in ({}, {"connectors": [["FrameStack"]]}, {"connectors": "FrameStack"}, []):
         with pytest.raises(ConfigError, match="state of AgentConnectorPipeline"):
             restore("AgentConnectorPipeline", params)
-    with pytest.raises(ConfigError, match="'ClipActions' is no AgentConnector"):
+    with pytest.raises(ConfigError, match="'ClipActions' is not an AgentConnector"):
         restore("AgentConnectorPipeline", {"connectors": [["ClipActions", {}]]})
     with pytest.raises(ConfigError, match="cannot be used"):
         restore("AgentConnectorPipeline", {"connectors": [["FlattenObservations", {}]] * 2})

@@ -90,7 +90,7 @@ def test_evaluation_and_single_actions_act_by_the_statistics_of_training(tmp_pat
     algorithm.get_policy().export_checkpoint(policy_folder)
     alone = PPOTF2Policy.from_checkpoint(policy_folder)
     step = AgentStep(np.zeros((1, *mine.shape), np.float32), np.zeros(1, int))
-    with pytest.raises(ConfigError, match=r"'Counting' is a function of yours, which no file"):
+    with pytest.raises(ConfigError, match=r"'Counting' is your function, which no file"):
         alone.agent_connectors(step)
     algorithm.stop()
 
@@ -135,7 +135,7 @@ def test_nested_and_masked_observations_pass_a_filter_but_for_the_mask():
 def test_a_policy_by_itself_takes_names_of_filters_only():
     with pytest.raises(ConfigError, match=r"A callable is for the config of an algorithm"):
         make(observation_filter=Counting)
-    with pytest.raises(ConfigError, match=r"a function f\(shape\) that gives a filter, got 'x'"):
+    with pytest.raises(ConfigError, match=r"a function f\(shape\) that returns a filter, got 'x'"):
         OwnFilter.from_params({"make": "x"})
     with pytest.raises(ConfigError, match=r"or f\(shape\) that gives a filter, got 'Filter'"):
         PPOConfig().rollouts(observation_filter="Filter")

@@ -245,7 +245,7 @@ class Cut(Noted):
 
 
 def test_building_names_what_is_wrong_with_an_environment(made):
-    with pytest.raises(EnvError, match=r"has the shape \(2,\).*disable_env_checking=True\) leaves"):
+    with pytest.raises(EnvError, match=r"has the shape \(2,\).*disable_env_checking=True\) skips"):
         built(Cut).build()
     assert [env.closed for env in made] == [1, 1]
 

@@ -190,7 +190,7 @@ def test_it_is_an_opponent_in_training_and_stays_as_it_is():
     config.training(train_batch_size=64, sgd_minibatch_size=32, num_sgd_iter=1)
     algorithm = config.debugging(seed=0).build()
     mapping = algorithm.worker.policy_mapping_fn
-    with pytest.raises(UsageError, match="gives it to agent 1"):
+    with pytest.raises(UsageError, match="maps agent 1 to it"):
         algorithm.remove_policy("other")
     algorithm.remove_policy("other", policy_mapping_fn=lambda *args, **kwargs: "main")
     algorithm.add_policy(

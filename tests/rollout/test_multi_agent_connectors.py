@@ -314,7 +314,7 @@ def test_connectors_that_know_no_space_take_that_of_the_first_agent():
     assert frames(sampler.sample()["p"]["obs"])[:2] == [[0, 0], [0, 1]]
     other = Walker()
     other.agent_connectors = AgentConnectorPipeline([FrameStack(2)])
-    with pytest.raises(ConfigError, match=r"gives Box.*\(6,\).*acts on Box.*\(3,\)"):
+    with pytest.raises(ConfigError, match=r"returns Box.*\(6,\).*acts on Box.*\(3,\)"):
         sampler_of(Staggered(), policies={"p": other}, mapping=lambda *_, **__: "p")
 
 
@@ -349,7 +349,7 @@ class Dividing(ObservationConnector):
 
 
 def test_what_connectors_give_is_checked():
-    with pytest.raises(ObservationError, match=r"the connectors of policy 'p' give is not finite"):
+    with pytest.raises(ObservationError, match=r"from the connectors of policy 'p' is not finite"):
         sampler_of(
             Staggered(),
             policies={"p": connect(Walker(), Dividing())},

@@ -457,9 +457,9 @@ def test_filters_are_synchronised_for_the_policies_that_have_them_or_not_at_all(
     plain, filtered = worker(), worker(tiny().rollouts(observation_filter="MeanStdFilter"))
     plain.sync_filters({})
     for made, given, words in (
-        (plain, {"x": 1}, r"\[\], and no others; missing are \[\], unknown are \['x'\]"),
-        (filtered, {"x": 1}, r"missing are \['default_policy'\], unknown are \['x'\]"),
-        (filtered, {}, r"missing are \['default_policy'\], unknown are \[\]"),
+        (plain, {"x": 1}, r"\[\]; missing: \[\], unknown: \['x'\]"),
+        (filtered, {"x": 1}, r"missing: \['default_policy'\], unknown: \['x'\]"),
+        (filtered, {}, r"missing: \['default_policy'\], unknown: \[\]"),
     ):
         with pytest.raises(AssertionError, match=words):
             made.sync_filters(given)
@@ -608,8 +608,8 @@ class Scripted(Policy):
         ([None], r"must return \(actions, state_outs, extras\).* Got None"),
         ([([0, 1, 1], [], {})], r"got \d observations, but returned actions of the shape .3,."),
         ([([0], [], {"x": [1.0, 2.0, 3.0]})], r"but returned x of the shape .3,."),
-        ([([0], [], {"x": [1.0]}), ([0], [], {})], r"gave the columns .* but .*'x'"),
-        ([([0], [], {}), ([0], [], {"x": [1.0]})], r"gave the columns .*'x'.* but "),
+        ([([0], [], {"x": [1.0]}), ([0], [], {})], r"returned the columns .* but .*'x'"),
+        ([([0], [], {}), ([0], [], {"x": [1.0]})], r"returned the columns .*'x'.* but "),
     ],
 )
 def test_what_a_hand_written_policy_gives_is_checked(env, script, words):

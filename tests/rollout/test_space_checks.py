@@ -170,7 +170,7 @@ OTHERS += [("observed", *each) for each in OBSERVATIONS.items()]
 def test_an_environment_with_other_spaces_than_in_training_is_refused(trained, which, what, space):
     config = {"env": Task, "env_config": {which: space}}
     fits = what in ("other bounds", "another dtype")
-    advice = "allow_other_spaces=True" if fits else "Its weights are of no use there"
+    advice = "allow_other_spaces=True" if fits else "Its weights cannot be used there"
     words = f"was trained with the {'action' if which == 'done' else 'observation'}_space Box.*"
     with pytest.raises(SpaceError, match=f"{words}{type(space).__name__}.* {what}.*{advice}"):
         Algorithm.from_checkpoint(trained, config=config)

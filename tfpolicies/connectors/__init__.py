@@ -1,6 +1,6 @@
-"""What stands between environments and policies, in rows that users can put together.
+"""Connectors: optional preprocessing steps between environments and policies, in pipelines.
 
-Importing the package registers its connectors, so that states of them can be restored.
+Importing the package registers its connectors, so that their states can be restored.
 """
 
 from tfpolicies.connectors.action_connectors import ClipActions as ClipActions

@@ -1,4 +1,4 @@
-"""Connectors for actions: from what a policy computes to members of the action space."""
+"""Connectors that convert a policy's outputs to elements of the action space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfpolicies.models.spaces import Leaf, is_float_box, leaves, nest, pick
 
 
 class _LeafwiseActions(ActionConnector):
-    """An action connector that treats each leaf of the action space for itself."""
+    """An action connector that treats each leaf of the action space separately."""
 
     def __call__(self, step: ActionStep) -> ActionStep:
         arrays = []
@@ -29,12 +29,12 @@ class _LeafwiseActions(ActionConnector):
 
     @abc.abstractmethod
     def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
-        """Returns the actions `[N, *leaf.shape]` of one leaf as they go on."""
+        """Returns the mapped actions `[N, *leaf.shape]` of one leaf."""
 
 
 @register_connector
 class ClipActions(_LeafwiseActions):
-    """Clips float Boxes of actions to their bounds; other leaves pass."""
+    """Clips float Boxes of actions to their bounds; other leaves stay unchanged."""
 
     def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
         if not is_float_box(leaf.space):
@@ -44,11 +44,11 @@ class ClipActions(_LeafwiseActions):
 
 @register_connector
 class UnsquashActions(_LeafwiseActions):
-    """Maps normalised actions into the action space, as a policy with `normalize_actions` does.
+    """Maps normalized actions into the action space, as a policy with `normalize_actions` does.
 
-    Float Boxes: [-1, 1] becomes [low, high] where both bounds are finite, and all is clipped to the
-    bounds that exist. Discrete and MultiDiscrete: `start` is added. Boxes of integers: `low` is
-    added where it is finite.
+    Float Boxes: [-1, 1] becomes [low, high] if both bounds are finite, and actions are clipped to
+    finite bounds. Discrete and MultiDiscrete: `start` is added. Integer Boxes: `low` is added if it
+    is finite.
     """
 
     def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Connectors for observations and rewards that remember nothing."""
+"""Stateless connectors for observations and rewards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tfpolicies.rules import FINITE
 
 
 class ObservationConnector(AgentConnector):
-    """An agent connector that changes observations alone, and leaves an action mask as it is.
+    """An agent connector that changes only observations, and leaves an action mask unchanged.
 
-    Of a space with a mask, a subclass sees what lies below `observations`.
+    For a space with a mask, a subclass gets only the part under `observations`.
     """
 
     def observation_space(self, space: spaces.Space) -> spaces.Space:
@@ -43,11 +43,11 @@ class ObservationConnector(AgentConnector):
 
     @abc.abstractmethod
     def _seen_space(self, space: spaces.Space) -> spaces.Space:
-        """Returns the space of what comes out for observations of `space`."""
+        """Returns the space of the transformed observations of `space`."""
 
     @abc.abstractmethod
     def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
-        """Returns what comes out, given one array `[N, *leaf.shape]` per leaf of `space`."""
+        """Transforms observations, given as one array `[N, *leaf.shape]` per leaf of `space`."""
 
 
 def map_boxes(space: spaces.Space, function: Callable[[spaces.Box], spaces.Box]) -> spaces.Space:
@@ -103,10 +103,10 @@ class ClipReward(AgentConnector):
 
 @register_connector
 class ClipObservations(ObservationConnector):
-    """Clips the Boxes of floats in observations; other leaves pass.
+    """Clips the float Boxes in observations; other leaves stay unchanged.
 
     Args:
-        low: the least value.
+        low: the smallest value.
         high: the largest value, above `low`.
 
     Raises:
@@ -144,14 +144,14 @@ class ClipObservations(ObservationConnector):
 
 @register_connector
 class FlattenObservations(ObservationConnector):
-    """Makes one float32 vector of an observation: its leaves one after another.
+    """Flattens an observation into one float32 vector by concatenating its leaves.
 
-    Discrete leaves become one-hot, MultiDiscrete ones several one-hots; the rest is cast. A value
-    outside its discrete space is an ObservationError.
+    Discrete leaves become one-hot, MultiDiscrete ones several one-hots; other leaves are cast. A
+    value outside its discrete space raises an ObservationError.
     """
 
     def _seen_space(self, space: spaces.Space) -> spaces.Space:
-        leaves(space)  # which refuses spaces without arrays of fixed shapes
+        leaves(space)  # raises for spaces without arrays of fixed shapes
         flat: Any = spaces.flatten_space(space)
         return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
 

@@ -1,8 +1,8 @@
-"""`Connector`: one step of preprocessing between an environment and a policy, and their registry.
+"""`Connector`, a preprocessing step between an environment and a policy, and the registry of them.
 
 Connectors work on the rows of all environments at once: arrays `[N, ...]`, with the environment
-(and the agent) of each row. Their states are JSON and hold arguments, never data: what a connector
-remembers of running episodes is dropped by `reset`.
+(and the agent) of each row. Their states are JSON and hold constructor arguments, never data:
+`reset` drops the data of running episodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfpolicies.type_aliases import Json
 
 
 class AgentStep(NamedTuple):
-    """What agents see after a step, one row per agent."""
+    """Observations and rewards after a step, one row per agent."""
 
     obs: Any  # [N, *shape], nested as the observation space
     env_ids: np.ndarray  # int [N], from 0
@@ -30,7 +30,7 @@ class AgentStep(NamedTuple):
 
 
 class ActionStep(NamedTuple):
-    """What agents do, one row per agent."""
+    """Actions, one row per agent."""
 
     actions: Any  # [N, *shape], nested as the action space
     env_ids: np.ndarray  # int [N], from 0
@@ -40,7 +40,7 @@ class ActionStep(NamedTuple):
 class Connector(abc.ABC):
     """One step between an environment and a policy.
 
-    A subclass takes JSON values as keyword arguments, and gives them back by `params`. To be
+    A subclass takes JSON values as keyword arguments, and returns them from `params`. To be
     restored it must be registered: decorate it with `register_connector`.
     """
 
@@ -53,31 +53,31 @@ class Connector(abc.ABC):
 
     @property
     def space(self) -> spaces.Space:
-        """The observation or action space of the rows that come in.
+        """The observation or action space of the input rows.
 
         Raises:
             UsageError: before `connect`.
         """
         if self._space is None:
             raise UsageError(
-                f"{self.name} does not know its space yet. Call `connect(space)`; a pipeline does "
-                "it for its connectors."
+                f"{self.name} has no space yet. Call `connect(space)`; a pipeline does that for "
+                "its connectors."
             )
         return self._space
 
     @property
     def is_connected(self) -> bool:
-        """Whether `connect` told it its space."""
+        """True after `connect`."""
         return self._space is not None
 
     def connect(self, space: spaces.Space) -> spaces.Space:
-        """Makes the connector ready for rows of `space`, and forgets all running episodes.
+        """Prepares the connector for rows of `space`, and drops its data of running episodes.
 
         Args:
-            space: an agent connector's observation space before it, or the action space.
+            space: the observation space of the connector's input, or the action space.
 
         Returns:
-            The space of the rows that it gives.
+            The space of the output rows.
 
         Raises:
             SpaceError: if the connector cannot be used for the space.
@@ -87,15 +87,15 @@ class Connector(abc.ABC):
         return result
 
     def output_space(self, space: spaces.Space) -> spaces.Space:
-        """Returns the space of the rows that are given for rows of `space`; nothing changes."""
+        """Returns the space of the output rows for input rows of `space`, without changes."""
         return space
 
     @abc.abstractmethod
     def __call__(self, step: Any) -> Any:
-        """Returns the step with its rows changed; the arrays that came in are never written."""
+        """Returns the step with its rows changed; never writes into the input arrays."""
 
     def reset(self, env_ids: ArrayLike) -> None:  # noqa: B027 - most connectors remember nothing
-        """Forgets what is remembered of the episodes that run in some environments.
+        """Drops the data of the running episodes of some environments.
 
         Args:
             env_ids: one environment's id, or several, int `[K]`; unknown ones are ignored.
@@ -103,7 +103,7 @@ class Connector(abc.ABC):
 
     @property
     def remembers(self) -> bool:
-        """Whether it remembers something of running episodes: then it has a `reset` of its own."""
+        """True if it keeps data of running episodes, that is, if its class overrides `reset`."""
         return type(self).reset is not Connector.reset
 
     def params(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Connector(abc.ABC):
             return cls(**params)
         except TypeError as error:
             raise ConfigError(
-                f"{cls.__name__} cannot be made of {dict(params)!r}: {error}. Restore what "
+                f"{cls.__name__} cannot be created from {dict(params)!r}: {error}. Restore what "
                 "`to_state` returned."
             ) from error
 
@@ -144,8 +144,8 @@ class AgentConnector(Connector):
     """A connector between an environment's output and a policy's input.
 
     Attributes:
-        changes_observations: False for one that changes rewards alone, which whoever acts by hand
-            need not know of.
+        changes_observations: False for a connector that changes only rewards, which callers that
+            act manually can ignore.
     """
 
     changes_observations: ClassVar[bool] = True
@@ -154,11 +154,11 @@ class AgentConnector(Connector):
     def __call__(self, step: AgentStep) -> AgentStep: ...
 
     def alone(self, step: AgentStep) -> AgentStep:
-        """Does what a call does, of rows that belong to no sampled episode."""
+        """Transforms rows that do not belong to a sampled episode, without learning from them."""
         return self(step)
 
     def observation_space(self, space: spaces.Space) -> spaces.Space:
-        """Returns the space of the observations that a policy behind the connector sees."""
+        """Returns the space of the observations that a policy after the connector gets."""
         return space
 
     def output_space(self, space: spaces.Space) -> spaces.Space:
@@ -166,7 +166,7 @@ class AgentConnector(Connector):
 
 
 class ActionConnector(Connector):
-    """A connector between a policy's actions and the environment, whose space they end up in."""
+    """A connector between a policy and the environment; returns elements of the action space."""
 
     @abc.abstractmethod
     def __call__(self, step: ActionStep) -> ActionStep: ...
@@ -177,13 +177,13 @@ _REGISTRY: dict[str, type[Connector]] = {}
 
 
 def register_connector(cls: _Class) -> _Class:
-    """Makes a connector class known by its name, so that states of it can be restored.
+    """Registers a connector class by its name, so that its states can be restored.
 
     Returns:
-        The class itself, so that this can decorate it.
+        The class itself, so that this can be used as a decorator.
 
     Raises:
-        UsageError: if another class has that name, or it is no connector.
+        UsageError: if another class has that name, or it is not a connector class.
     """
     if not (isinstance(cls, type) and issubclass(cls, Connector)):
         raise UsageError(f"Only subclasses of Connector can be registered, but got {cls!r}.")
@@ -198,24 +198,24 @@ def register_connector(cls: _Class) -> _Class:
 
 
 def restore(name: Json, state: Json, kind: type[Connector] = Connector) -> Connector:
-    """Returns a new connector, not connected yet, from what `to_state` returned.
+    """Returns a new connector, not connected yet, from the result of `to_state`.
 
     Args:
         name: of a registered class.
         state: its params.
-        kind: what the class must be a subclass of, before anything is made.
+        kind: required base class, checked before anything is created.
 
     Raises:
-        ConfigError: if the name is unknown, or of another kind, or the state is not one of that
-            class.
+        ConfigError: if the name is unknown, the class has another base class, or the state does not
+            fit the class.
     """
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ConfigError(
-            f"There is no connector {name!r}; known are {sorted(_REGISTRY)}."
+            f"There is no connector {name!r}; registered are {sorted(_REGISTRY)}."
             f"{near_matches(name, _REGISTRY)} Import the module that defines it, decorated with "
             "`@register_connector`."
         )
     found = _REGISTRY[name]
     if not issubclass(found, kind):
-        raise ConfigError(f"The connector {name!r} is no {kind.__name__}; use it where it belongs.")
+        raise ConfigError(f"The connector {name!r} is not an {kind.__name__}; give one of those.")
     return found.from_params(state)

@@ -1,4 +1,4 @@
-"""The last observations of each agent as one."""
+"""Connector that stacks the last observations of each agent."""
 
 from __future__ import annotations
 
@@ -15,34 +15,32 @@ from tfpolicies.models.spaces import leaves, nest
 
 _AGENT_BITS = 20  # a row's key is env_id * 2^20 + agent
 _Slots: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""The slot of each row, and which rows have a new one (their indices)."""
+"""The slot of each row, and the indices of the rows with a new slot."""
 _LIMITS = {"env_ids": 1 << 42, "agents": 1 << _AGENT_BITS}
 
 
 @register_connector
 class FrameStack(ObservationConnector):
-    """Shows the last `num_frames` observations as one, the oldest first.
+    """Stacks the last `num_frames` observations, the oldest first.
 
     Boxes of one, three or more dimensions are joined along the last axis: `[84, 84, 1]` becomes
-    `[84, 84, 4]`, `[3]` becomes `[12]`. Boxes of none or two dimensions get a new last axis:
-    `[84, 84]` becomes `[84, 84, 4]`. Other leaves pass. Before an episode's beginning, its first
+    `[84, 84, 4]`, `[3]` becomes `[12]`. Boxes of zero or two dimensions get a new last axis:
+    `[84, 84]` becomes `[84, 84, 4]`. Other leaves stay unchanged. At an episode's start, its first
     observation is repeated.
 
-    Each call stores one observation of each agent whose row is given. An episode's last observation
-    goes through before `reset` of its environment, and the next one's first after it.
+    Each call stores one observation of each agent in the rows. Call it with an episode's last
+    observation before `reset` of its environment, and with the next episode's first one after it.
 
     Args:
-        num_frames: how many observations are seen, from 1.
+        num_frames: the number of observations, from 1.
 
     Raises:
-        ConfigError: if that is no whole number from 1.
+        ConfigError: if that is not an integer from 1.
     """
 
     def __init__(self, num_frames: int) -> None:
         if not isinstance(num_frames, int) or isinstance(num_frames, bool) or num_frames < 1:
-            raise ConfigError(
-                f"`num_frames` must be a whole number from 1, but got {num_frames!r}."
-            )
+            raise ConfigError(f"`num_frames` must be an integer from 1, but got {num_frames!r}.")
         self.num_frames = num_frames
         self._rows = _RowKeys()
         self._stacks: dict[int, np.ndarray] = {}
@@ -92,8 +90,8 @@ class FrameStack(ObservationConnector):
             stacks = self._stacks[index] = grown
         before = stacks.take(slots, axis=0)
         result = np.empty_like(before)
-        # One shift of the whole memory is many times faster than one for each pixel. What it
-        # moves across pixels is overwritten by the newest frame.
+        # One shift of the whole array is many times faster than one for each pixel. Values that
+        # it moves across pixels are overwritten by the newest frame.
         result.reshape(-1)[:-width] = before.reshape(-1)[width:]
         result[..., -width:] = frames
         if len(new):
@@ -103,15 +101,15 @@ class FrameStack(ObservationConnector):
 
 
 def _with_frame_axis(frames: np.ndarray) -> np.ndarray:
-    """Returns frames `[N, *shape]` with an axis to join them along."""
+    """Adds an axis to frames `[N, *shape]` along which they can be joined."""
     return frames[..., None] if frames.ndim in (1, 3) else frames
 
 
 class _RowKeys:
-    """Which slot belongs to which agent of which environment.
+    """Assigns slots to the agents of environments.
 
     Attributes:
-        capacity: slots that were ever in use.
+        capacity: the number of slots that were ever in use.
     """
 
     def __init__(self) -> None:
@@ -121,7 +119,7 @@ class _RowKeys:
         self._last: _Slots | None = None  # keys, slots of the last call
 
     def find(self, env_ids: ArrayLike, agents: ArrayLike | None, rows: int) -> _Slots:
-        """Returns the slot of each row, and which rows have a new one (their indices)."""
+        """Returns the slot of each row, and the indices of the rows with a new slot."""
         keys = _ids("env_ids", env_ids, rows) << _AGENT_BITS
         if agents is not None:
             keys = keys | _ids("agents", agents, rows)
@@ -130,8 +128,8 @@ class _RowKeys:
         names = keys.tolist()
         if len(set(names)) < rows:
             raise UsageError(
-                "Each row must be another agent or environment, but `env_ids` and `agents` have "
-                "the same pair twice. Give one row per agent."
+                "Each row must be a different agent or environment, but `env_ids` and `agents` "
+                "have the same pair twice. Give one row per agent."
             )
         new = [i for i, key in enumerate(names) if key not in self._slots]
         for i in new:
@@ -156,7 +154,7 @@ def _ids(name: str, values: ArrayLike, rows: int) -> np.ndarray:
     fits = ids.shape == (rows,) and (ids.dtype.kind in "iu" or rows == 0)
     if not fits or (rows and (ids.min() < 0 or ids.max() >= _LIMITS[name])):
         raise UsageError(
-            f"`{name}` must be whole numbers [{rows}] from 0 to below {_LIMITS[name]}, one per "
-            f"row, but got {values!r}. Number them in the order of their first appearance."
+            f"`{name}` must be integers [{rows}] from 0 to below {_LIMITS[name]}, one per row, "
+            f"but got {values!r}. Number them in the order of their first appearance."
         )
     return ids.astype(np.int64, copy=False)

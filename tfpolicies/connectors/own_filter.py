@@ -1,4 +1,4 @@
-"""A filter of observations that a user wrote, as a connector."""
+"""A connector for the user's own observation filter."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from tfpolicies.models.spaces import batch_leaves, has_mask, is_float_box, leave
 
 @register_connector
 class OwnFilter(ObservationConnector):
-    """What a function gives as `observation_filter`: it sees one observation after the other.
+    """The result of a function given as `observation_filter`; it gets one observation at a time.
 
     The filter is called as `filter(observation, update=...)` and returns an observation of the same
-    shapes; Boxes of floats have any values then. It may have `copy()`, `sync(other)`,
+    shapes; float Boxes may have any values then. It may have `copy()`, `sync(other)`,
     `apply_changes(other, with_buffer=False)` and `reset_buffer()`, so that workers and evaluation
-    act by common statistics: what it saw since `reset_buffer` is what `apply_changes` adds to
-    another one. Checkpoints do not hold it.
+    use common statistics: `apply_changes` adds the observations since `reset_buffer` to another
+        filter.
+    Checkpoints do not contain it.
 
     Args:
-        make: `f(shape)` that gives the filter; the shape is nested as the space is, with None for
-            what is no Box of floats. None, as where a checkpoint is read: there is no filter yet.
+        make: `f(shape)` that returns the filter; the shape is nested like the space, with None for
+            leaves that are not float Boxes. None when a checkpoint is read: there is no filter yet.
         name: of the function.
-        updates: whether the filter sees observations to learn from them.
+        updates: whether the filter learns from observations.
 
     Raises:
         ConfigError: if `make` cannot be called.
@@ -48,13 +49,13 @@ class OwnFilter(ObservationConnector):
     ) -> None:
         if make is not None and not callable(make):
             raise ConfigError(
-                f"OwnFilter takes a function f(shape) that gives a filter, got {make!r}. Give it "
-                "to the config: rollouts(observation_filter=...)."
+                f"OwnFilter takes a function f(shape) that returns a filter, got {make!r}. Set it "
+                "in the config: rollouts(observation_filter=...)."
             )
         self._make = make
         self._name = name or getattr(make, "__qualname__", type(make).__name__)
         self._updates = updates
-        self._unshared = 0  # observations since what was seen was taken or dropped
+        self._unshared = 0  # observations that other workers do not have
         self.filter: Any = None
 
     def params(self) -> dict[str, Any]:
@@ -80,8 +81,8 @@ class OwnFilter(ObservationConnector):
     def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
         if self.filter is None:
             raise ConfigError(
-                f"The observation_filter {self._name!r} is a function of yours, which no file "
-                "holds. Give it to the config again: rollouts(observation_filter=...)."
+                f"The observation_filter {self._name!r} is your function, which no file contains. "
+                "Set it in the config again: rollouts(observation_filter=...)."
             )
         rows = [
             self.filter(nest(space, [leaf[i] for leaf in arrays]), update=self._updates)
@@ -100,34 +101,34 @@ class OwnFilter(ObservationConnector):
                 f"{space}: {error}"
             ) from error
 
-    # -- what workers do with filters ---------------------------------------------------------
+    # -- synchronization between workers ------------------------------------------------------
 
     @property
     def pending_count(self) -> int:
-        """How many observations were seen that no other worker knows of."""
+        """The number of observations that were not shared with other workers yet."""
         return self._unshared
 
     def snapshot(self) -> OwnFilter:
         """Returns a copy with its own copy of the filter."""
         twin = copy.copy(self)
-        twin._make = None  # which need not travel
+        twin._make = None  # not needed in other processes
         own_copy = getattr(self.filter, "copy", None)
         twin.filter = copy.deepcopy(self.filter) if own_copy is None else own_copy()
         return twin
 
     def forget_pending(self) -> None:
-        """Has the filter begin anew with what others are to be told."""
+        """Resets the filter's buffer of observations that other workers do not have."""
         self._unshared = 0
         if hasattr(self.filter, "reset_buffer"):
             self.filter.reset_buffer()
 
     def apply_changes(self, other: OwnFilter) -> None:
-        """Adds what another filter has seen, if the filter can do that."""
+        """Adds the pending observations of another filter, if the filter supports that."""
         if hasattr(self.filter, "apply_changes"):
             self.filter.apply_changes(other.filter, with_buffer=False)
 
     def sync(self, other: OwnFilter) -> None:
-        """Acts as another filter does from now on."""
+        """Copies the statistics of another filter."""
         if hasattr(self.filter, "sync"):
             self.filter.sync(other.filter)
         else:

@@ -1,4 +1,4 @@
-"""Connectors in a row, timed, and the pair of rows that a policy has."""
+"""Pipelines: connectors in sequence, timed; and the pair of pipelines of a policy."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class _Timer:
 class ConnectorPipeline(Connector):
     """Connectors that are called one after another.
 
-    A pipeline holds at most one connector of each name. A change that fails leaves it as it was;
-    one that succeeds connects the connectors anew, so that they forget the running episodes.
+    A pipeline has at most one connector of each name. A change that fails leaves it unchanged; one
+    that succeeds reconnects the connectors, which drops their data of running episodes.
 
     Args:
         connectors: in the order of their calls.
 
     Raises:
-        UsageError: for a connector of the wrong kind, or two of one name.
+        UsageError: for a connector of the wrong class, or two of one name.
     """
 
     kind: ClassVar[type[Connector]]
-    _told: ClassVar[set[str]] = {"connectors"}  # the keys that parameters may have
+    _told: ClassVar[set[str]] = {"connectors"}  # the allowed keys of `params`
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
         self._connectors: tuple[Connector, ...] = ()
@@ -98,43 +98,43 @@ class ConnectorPipeline(Connector):
         return any(connector.remembers for connector in self._connectors)
 
     def require_no_memory(self) -> None:
-        """Refuses to work on a row that no running episode goes with.
+        """Checks that the pipeline can process a single row outside a running episode.
 
         Raises:
-            UsageError: if a connector remembers something of running episodes.
+            UsageError: if a connector keeps data of running episodes.
         """
         names = [connector.name for connector in self._connectors if connector.remembers]
         if names:
             raise UsageError(
                 f"{', '.join(names)} needs a whole episode, step by step, not one row of it. Play "
-                "episodes by `evaluate()`, or call a pipeline of your own in each step: "
+                "episodes with `evaluate()`, or call your own pipeline in each step: "
                 f"`{self.name}.from_params(pipeline.params())`, then `connect(space)`."
             )
 
     @property
     def timers(self) -> dict[str, float]:
-        """The mean time of each connector in milliseconds, by its name with `_ms`; 0 if unused."""
+        """The mean time of each connector in ms, by its name with `_ms`; 0 without calls."""
         return {
             f"{name}_ms": 1e3 * timer.seconds / max(timer.calls, 1)
             for name, timer in self._timers.items()
         }
 
     def append(self, connector: Connector) -> None:
-        """Puts a connector at the end."""
+        """Adds a connector at the end."""
         self.insert(len(self), connector)
 
     def prepend(self, connector: Connector) -> None:
-        """Puts a connector at the beginning."""
+        """Adds a connector at the beginning."""
         self.insert(0, connector)
 
     def insert(self, index: int, connector: Connector) -> None:
-        """Puts a connector in front of the one that is at `index` now."""
+        """Inserts a connector before the one at `index`."""
         connectors = list(self._connectors)
         connectors.insert(index, connector)
         self._replace(tuple(connectors))
 
     def insert_before(self, name: str, connector: Connector) -> None:
-        """Puts a connector in front of the one called `name`.
+        """Inserts a connector before the one called `name`.
 
         Raises:
             UsageError: if there is none.
@@ -142,7 +142,7 @@ class ConnectorPipeline(Connector):
         self.insert(self._index(name), connector)
 
     def insert_after(self, name: str, connector: Connector) -> None:
-        """Puts a connector behind the one called `name`.
+        """Inserts a connector after the one called `name`.
 
         Raises:
             UsageError: if there is none.
@@ -150,7 +150,7 @@ class ConnectorPipeline(Connector):
         self.insert(self._index(name) + 1, connector)
 
     def remove(self, name: str) -> None:
-        """Takes the connector called `name` out.
+        """Removes the connector called `name`.
 
         Raises:
             UsageError: if there is none.
@@ -172,7 +172,7 @@ class ConnectorPipeline(Connector):
 
     @classmethod
     def from_params(cls: type[_Pipeline], params: Any) -> _Pipeline:
-        """Returns what `params` was called on, connected if its space is told.
+        """Creates a pipeline from the result of `params`; connects it if that has a space.
 
         Raises:
             ConfigError: if the parameters are malformed, or the connectors do not fit the space.
@@ -198,25 +198,25 @@ class ConnectorPipeline(Connector):
     def _index(self, name: str) -> int:
         names = [connector.name for connector in self._connectors]
         if name not in names:
-            raise UsageError(f"{self.name} holds no connector {name!r}, only {names}.")
+            raise UsageError(f"{self.name} has no connector {name!r}, only {names}.")
         return names.index(name)
 
     def _replace(self, connectors: tuple[Connector, ...]) -> None:
         for connector in connectors:
             if not isinstance(connector, self.kind) or isinstance(connector, ConnectorPipeline):
                 raise UsageError(
-                    f"{self.name} takes objects of subclasses of {self.kind.__name__}, but got "
+                    f"{self.name} takes instances of subclasses of {self.kind.__name__}, but got "
                     f"{connector!r}."
                 )
         names = [connector.name for connector in connectors]
         if len(set(names)) < len(names):
             raise UsageError(
-                f"{self.name} holds one connector of each name, but got {names}. Remove one, or "
+                f"{self.name} takes one connector of each name, but got {names}. Remove one, or "
                 "subclass it under another name."
             )
         if self._space is not None:
             space = self._space
-            for connector in connectors:  # may refuse, and then nothing has changed
+            for connector in connectors:  # may raise; nothing has changed then
                 space = connector.output_space(space)
         self._connectors = connectors
         self._timers = {name: self._timers.get(name, _Timer()) for name in names}
@@ -226,20 +226,20 @@ class ConnectorPipeline(Connector):
 
 @register_connector
 class AgentConnectorPipeline(ConnectorPipeline):
-    """What is done to observations and rewards before a policy sees them."""
+    """The connectors for observations and rewards before a policy gets them."""
 
     kind = AgentConnector
     _told: ClassVar = {"connectors", "space"}
 
     def observation_space(self, space: spaces.Space) -> spaces.Space:
-        """Returns the space of the observations that the policy sees."""
+        """Returns the space of the observations that the policy gets."""
         return self.output_space(space)
 
     def params(self) -> dict[str, Any]:
         """Returns the states of the connectors, and the space that the pipeline is connected to.
 
-        The policy behind it does not know that space. One that JSON cannot say, of a class that is
-        not Gymnasium's own, is left out.
+        The policy itself does not know that space. Custom space classes, which JSON cannot
+        represent, are omitted.
         """
         found = super().params()
         if self._space is not None:
@@ -248,10 +248,10 @@ class AgentConnectorPipeline(ConnectorPipeline):
         return found
 
     def seen(self, observation: Structure) -> Any:
-        """Returns what a policy sees of one observation, without a batch axis both.
+        """Transforms one observation for a policy; neither has a batch axis.
 
         Raises:
-            UsageError: if a connector remembers something of running episodes.
+            UsageError: if a connector keeps data of running episodes.
         """
         self.require_no_memory()
         step = AgentStep(with_batch_axis(observation), np.zeros(1, int))
@@ -263,15 +263,15 @@ class AgentConnectorPipeline(ConnectorPipeline):
 
 @register_connector
 class ActionConnectorPipeline(ConnectorPipeline):
-    """What is done to a policy's actions before the environment gets them."""
+    """The connectors for a policy's actions before the environment gets them."""
 
     kind = ActionConnector
 
     def done(self, action: Structure) -> Any:
-        """Returns what the environment gets of one action, without a batch axis both.
+        """Transforms one action for the environment; neither has a batch axis.
 
         Raises:
-            UsageError: if a connector remembers something of running episodes.
+            UsageError: if a connector keeps data of running episodes.
         """
         self.require_no_memory()
         return first_row(self(ActionStep(with_batch_axis(action), np.zeros(1, int))).actions)
@@ -294,12 +294,12 @@ def connector_metrics(agent: _Agent, action: _Action) -> dict[str, dict[str, flo
 
 
 def tell_left_out(what: str, agent: _Agent, action: _Action) -> None:
-    """Says once in the log which connectors something does not include.
+    """Logs once which connectors an object does not include.
 
     Args:
-        what: it, at the beginning of a sentence.
-        agent: in front of the policy; those that leave observations alone do not matter.
-        action: behind it.
+        what: the object, as the subject of a sentence.
+        agent: before the policy; connectors that keep observations unchanged are ignored.
+        action: after the policy.
     """
     names = [each.name for each in agent or () if each.changes_observations]  # type: ignore[attr-defined]
     _tell(what, agent, names, "give it observations that have passed through them")
@@ -324,7 +324,7 @@ def pipelines_to_state(agent: _Agent, action: _Action) -> dict[str, Any]:
 
 
 def pipelines_from_state(state: Any) -> tuple[_Agent, _Action]:
-    """Inverse of `pipelines_to_state`; agent connectors know their space if those did.
+    """Inverse of `pipelines_to_state`; agent connectors know their space if the state has it.
 
     Raises:
         ConfigError: if the state is malformed.
@@ -345,13 +345,13 @@ def pipelines_from_state(state: Any) -> tuple[_Agent, _Action]:
 
 
 def successor(present: _Pipeline | None, restored: _Pipeline | None) -> _Pipeline | None:
-    """Returns the pipeline to go on with where a state is restored.
+    """Returns the pipeline to use after restoring a state.
 
-    It is the present one, with what it remembers, if it does the same as the restored one, or if
+    It is the present one, with its data of running episodes, if it equals the restored one, or if
     none was restored. A restored one that is not connected is connected to the present one's space.
 
     Raises:
-        SpaceError: if that cannot be done; the present one stays as it is.
+        SpaceError: if that is not possible; the present one stays unchanged.
     """
     if present is None or restored is None:
         return present if restored is None else restored
@@ -365,11 +365,6 @@ def _is_state(entry: Json) -> TypeGuard[Sequence[Any]]:
 
 
 def _require_step(connector: Connector, step: Any, given: AgentStep | ActionStep) -> None:
-    """Checks what a connector returned.
-
-    Raises:
-        UsageError: if it is no step of the same kind, or has another number of rows.
-    """
     if type(step) is not type(given):
         raise UsageError(
             f"{connector.name} must return the {type(given).__name__} that it got, changed by "

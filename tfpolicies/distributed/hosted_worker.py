@@ -1,4 +1,4 @@
-"""A rollout worker in a process of its own. Nothing here is loaded before it runs there."""
+"""The Ray actor that hosts a rollout worker. Defers heavy imports until it runs in its process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tfpolicies.system.quiet import extend_paths, load_tensorflow
 
 
 class HostedWorker:
-    """Holds a `RolloutWorker` and calls functions with it, in a Ray actor.
+    """Hosts a `RolloutWorker` in a Ray actor, and calls functions with it.
 
     Args:
         threads: of TensorFlow, for one operation and between operations.
-        environ: variables of the process.
-        paths: where modules are found, too: what the learning process can import, a worker can.
+        environ: environment variables of the process.
+        paths: additional module search paths, so that a worker can import the modules of the
+            learning process.
     """
 
     def __init__(self, threads: int, environ: Mapping[str, str], paths: Sequence[str]) -> None:
@@ -35,11 +36,11 @@ class HostedWorker:
         self._worker: Any = None
 
     def build(self, arguments: bytes, names: list[tuple[str, str, bytes]]) -> Any:
-        """Makes the worker; returns what its environments are like.
+        """Creates the worker; returns the description of its environments.
 
         Args:
-            arguments: the pickled arguments of `RolloutWorker`; they may need TensorFlow.
-            names: what `pack_names` returned.
+            arguments: the pickled arguments of `RolloutWorker`; unpickling may need TensorFlow.
+            names: the result of `pack_names`.
         """
         from tfpolicies.distributed.messages import describe
         from tfpolicies.distributed.names import take_names
@@ -56,6 +57,6 @@ class HostedWorker:
 
     @ray.method(concurrency_group="health")
     def trouble(self) -> str | None:
-        """Says what the worker hangs in, None if it works; answers while it works."""
+        """Returns where the worker hangs, or None; answers also while the worker is busy."""
         watchdog = None if self._worker is None else self._worker.watchdog
         return None if watchdog is None else watchdog.trouble()

@@ -1,4 +1,7 @@
-"""What workers tell each other: samples one way, policies the other. All of it runs in a worker."""
+"""Functions and data that workers exchange: samples in one direction, policies in the other.
+
+All functions run in a worker's process.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ from tfpolicies.rollout.sampler import Played
 
 Spaces = dict[str, tuple[gym.Space | None, gym.Space | None]]
 Changes = dict[str, dict[str, Any]]
-"""By policy id and attribute, filters with what they observed since they were asked last."""
+"""By policy id and attribute: filters with their observations since the last transfer."""
 
 _FOR_LEARNING = ("_optimizer_variables", "target_weights", "rng", "learning_rng")
 
 
 class Description(NamedTuple):
-    """What a worker's environments are like.
+    """The spaces and the number of a worker's environments.
 
     Attributes:
         spaces: observation and action space of each policy, and of the environment (`"__env__"`),
             before connectors.
-        num_envs: how many environments it steps.
-        several_agents: whether they have several agents each.
+        num_envs: the number of environments.
+        several_agents: whether each of them has several agents.
     """
 
     spaces: Spaces
@@ -42,7 +45,7 @@ class Description(NamedTuple):
 
 
 def describe(worker: RolloutWorker) -> Description:
-    """Returns what the environments of a worker are like."""
+    """Returns the description of a worker's environments."""
     spaces: Spaces = {
         pid: (spec.observation_space, spec.action_space) for pid, spec in worker.policy_dict.items()
     }
@@ -50,23 +53,23 @@ def describe(worker: RolloutWorker) -> Description:
     several = isinstance(envs, MultiAgentEnvironments)
     if envs is not None:
         source: Any = worker.env if several else envs
-        # Where there are many agents, it may be their policies that have spaces.
+        # A multi-agent environment may leave its spaces to the policies.
         observed, acted = (getattr(source, f"{of}_space", None) for of in ("observation", "action"))
         spaces["__env__"] = observed, acted
     return Description(spaces, 0 if envs is None else envs.num_envs, several)
 
 
 def spaces_for(worker: RolloutWorker, policy_id: str, spec: PolicySpec) -> tuple[Any, Any]:
-    """Returns the spaces that a policy would have in a worker."""
+    """Returns the spaces that a policy would get in a worker."""
     whole = worker.policies.complete_specs({policy_id: spec})[policy_id]
     return whole.observation_space, whole.action_space
 
 
-# -- from those who sample ---------------------------------------------------------------------
+# -- from sampling workers ---------------------------------------------------------------------
 
 
 class Harvest(NamedTuple):
-    """One sample, with all that goes with it: what is lost with it is not counted anywhere."""
+    """One sample with its metrics and filter deltas. If it is lost, none of them is counted."""
 
     batch: SampleBatch | MultiAgentBatch
     metrics: list[RolloutMetrics]
@@ -74,7 +77,7 @@ class Harvest(NamedTuple):
 
 
 def harvest(worker: RolloutWorker) -> Harvest:
-    """Returns a sample, the episodes that ended in it, and what filters observed."""
+    """Returns a sample, the metrics of episodes that ended in it, and the filter deltas."""
     batch = worker.sample()
     return Harvest(batch, worker.get_metrics(), _take_changes(worker))
 
@@ -85,7 +88,7 @@ def _take_changes(worker: RolloutWorker) -> Changes:
         pending = {name: each for name, each in own.items() if each.pending_count}
         if pending:
             taken[policy_id] = {name: each.snapshot() for name, each in pending.items()}
-            if not worker.config.update_worker_filter_stats:  # its own statistics are all it has
+            if not worker.config.update_worker_filter_stats:  # it uses only its own statistics
                 worker.policy_map.handle(policy_id).driver.learning.flush_filters()
         for each in pending.values():
             each.forget_pending()
@@ -93,20 +96,20 @@ def _take_changes(worker: RolloutWorker) -> Changes:
 
 
 def _filters(worker: RolloutWorker) -> Changes:
-    """Returns the filters of all policies, which stay where they are, in memory or not."""
+    """Returns the filters of all policies, without loading policies into memory."""
     handles = ((pid, worker.policy_map.handle(pid)) for pid in worker.policy_map)
     found = ((pid, {**policy.driver.filters, **own_filter_of(policy)}) for pid, policy in handles)
     return {pid: own for pid, own in found if own}
 
 
 def own_filter_of(policy: Policy) -> dict[str, OwnFilter]:
-    """Returns the filter that the user wrote, among the connectors of a policy, if there is one."""
+    """Returns the user's filter among the connectors of a policy, if there is one."""
     found = [each for each in policy.agent_connectors or () if isinstance(each, OwnFilter)]
     return {"own_filter": found[0]} if found else {}
 
 
 def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:
-    """Adds what others observed to a worker's filters, in force at once; returns whose they are."""
+    """Applies the filter deltas of other workers to a worker; returns the ids of the policies."""
     own = _filters(worker)
     merged = set()
     for policy_id, others in changes.items():
@@ -130,7 +133,7 @@ def filters_of(worker: RolloutWorker, policy_ids: Collection[str]) -> Changes:
 
 
 def take_filters(worker: RolloutWorker, filters: Changes) -> None:
-    """Acts by the statistics of others from now on; what is pending here stays pending."""
+    """Copies the statistics of other filters; what is pending here stays pending."""
     own = _filters(worker)
     for policy_id in filters.keys() & own.keys():
         for name, other in filters[policy_id].items():
@@ -141,25 +144,25 @@ def take_filters(worker: RolloutWorker, filters: Changes) -> None:
 def play_share(
     worker: RolloutWorker, shares: Mapping[int, int], by_episodes: bool, seconds: float | None
 ) -> Played:
-    """Plays a worker's share of episodes or steps, by worker index, or what is in time."""
+    """Plays a worker's share of episodes or steps, by worker index, within a time limit."""
     amount = shares.get(worker.worker_index, 0)
     if not amount:
         return Played([], 0)
     return play(worker, amount, by_episodes=by_episodes, seconds=seconds)
 
 
-# -- to those who sample -----------------------------------------------------------------------
+# -- to sampling workers -----------------------------------------------------------------------
 
 
 class News(NamedTuple):
-    """What changed in the policies of the worker that learns.
+    """An update of the policies of the learning worker.
 
     Attributes:
         weights: of policies by id.
-        partial: the policies of whose weights these are only those that acting needs.
-        hyper: their hyper-parameters, float32 `[H]`.
+        partial: the policies whose weights contain only those for inference.
+        hyper: their hyperparameters, float32 `[H]`.
         timesteps: their global time steps.
-        filters: their filters, where they are to be taken over.
+        filters: their filters, if these are to be copied.
         global_vars: the counters of the run, or None.
     """
 
@@ -179,7 +182,7 @@ def news_of(
     with_filters: bool = False,
     to_sample: bool = False,
 ) -> News:
-    """Returns what there is to tell of some policies: to who only samples, what acting needs."""
+    """Returns the update for some policies; with `to_sample`, inference weights where possible."""
     policies = {pid: worker.policy_map.handle(pid) for pid in policy_ids}
     states = {pid: policy.driver.state for pid, policy in policies.items()}
     given = {
@@ -198,7 +201,7 @@ def news_of(
 
 
 def take_news(worker: RolloutWorker, news: News) -> None:
-    """Takes over what is told; what is of unknown policies is left."""
+    """Applies an update; policies that do not exist here are ignored."""
     known = {pid: x for pid, x in news.weights.items() if pid in worker.policy_map}
     worker.set_weights(known)
     for policy_id in known:
@@ -213,40 +216,40 @@ def take_news(worker: RolloutWorker, news: News) -> None:
 
 
 def acting_state(policy: Policy) -> dict[str, Any]:
-    """Returns the state of a policy without what only learning needs."""
+    """Returns the state of a policy without the parts that only learning needs."""
     return {name: x for name, x in policy.get_state().items() if name not in _FOR_LEARNING}
 
 
 def add_policy(worker: RolloutWorker, addition: PolicyAddition, roles: MappingAndTrainable) -> None:
-    """Adds a policy that the learning worker has, by its state.
+    """Adds a policy of the learning worker by its state.
 
     Args:
         worker: the worker that gets it. If it has the policy, the policy gets the state.
-        addition: has the state, as `acting_state` returns it.
-        roles: who acts and who is trained from now on.
+        addition: has the state, from `acting_state`.
+        roles: the mapping and the trained policies.
     """
     worker.policies.apply(addition)
     worker.policies.assign(roles)
 
 
 def remove_policy(worker: RolloutWorker, policy_id: str, roles: MappingAndTrainable) -> None:
-    """Removes a policy if it is there, and sets who acts and who is trained."""
+    """Removes a policy if it exists, and sets the mapping and the trained policies."""
     worker.policies.revert(policy_id, roles)
 
 
 def begin_episodes(worker: RolloutWorker) -> None:
-    """Lets a worker start new episodes with its next sample."""
+    """Makes a worker start new episodes with its next sample."""
     worker.has_episodes = False
 
 
 class Alignment(NamedTuple):
-    """All that makes a worker like the one that learns.
+    """A snapshot of the learning worker that makes another worker equal to it.
 
     Attributes:
-        states: of all policies by id, as `acting_state` returns them.
-        roles: who acts and who is trained.
+        states: of all policies by id, from `acting_state`.
+        roles: the mapping and the trained policies.
         global_vars: the counters of the run.
-        explore: by id, whether policies explore.
+        explore: whether policies explore, by id.
     """
 
     states: dict[str, dict[str, Any]]
@@ -256,7 +259,7 @@ class Alignment(NamedTuple):
 
 
 def alignment_of(worker: RolloutWorker) -> Alignment:
-    """Returns what makes other workers like this one."""
+    """Returns the snapshot of a worker."""
     policies = dict(worker.policy_map.items())
     states = {pid: acting_state(policy) for pid, policy in policies.items()}
     configs = {pid: policy.config for pid, policy in policies.items()}
@@ -267,13 +270,13 @@ def alignment_of(worker: RolloutWorker) -> Alignment:
 
 
 def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = None) -> None:
-    """Makes a worker like the one that learns.
+    """Makes a worker equal to the learning worker.
 
     Args:
-        worker: who is to change.
-        alignment: what `alignment_of` returned.
-        episodes: the worker begins new episodes, other ones for each number; None keeps those that
-            are running.
+        worker: the worker to change.
+        alignment: the result of `alignment_of`.
+        episodes: a number from which the seeds of new episodes are derived; None keeps the running
+            episodes.
     """
     for policy_id in set(worker.policy_map) - set(alignment.states):
         worker.policies.remove(policy_id)
@@ -290,7 +293,7 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
 
 
 def _draw_anew(worker: RolloutWorker, episodes: int) -> None:
-    """Gives a worker other random numbers than those that its seed gave it at first."""
+    """Reseeds a worker's generators, so that it does not repeat the random numbers of its seed."""
     seeds = np.random.SeedSequence([worker.config.seed, worker.worker_index, episodes])
     generators = [policy.driver.generator for policy in worker.policy_map.values()]
     drawing = [generator for generator in generators if generator is not None]

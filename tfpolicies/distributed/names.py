@@ -1,4 +1,4 @@
-"""What this process registered by name, packed for workers in other processes."""
+"""Sends the registered environments, models and extensions of this process to its workers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _REGISTERS: dict[str, dict[str, Any]] = {
 
 
 def pack_names() -> list[tuple[str, str, bytes]]:
-    """Returns (register, name, pickled object) of all names that this process gave.
+    """Returns (registry, name, pickled object) of all registered names.
 
-    An object that cannot be pickled is left out: whoever needs it is told that it has no name.
+    An object that cannot be pickled is omitted; using its name in a worker then raises an error.
     """
     packed = []
     for register, named in _REGISTERS.items():
@@ -37,17 +37,17 @@ def pack_names() -> list[tuple[str, str, bytes]]:
 
 
 def take_names(packed: list[tuple[str, str, bytes]]) -> None:
-    """Registers in this process what `pack_names` returned in another.
+    """Registers the result of `pack_names` from another process.
 
-    What cannot be imported here is left out with a warning: a run may well do without it.
+    Objects that cannot be imported here are skipped with a warning: a run may not need them.
     """
     for register, name, value in packed:
         try:
             found = cloudpickle.loads(value)
         except Exception as error:
             logger.warning(
-                "the %s %r is not known to this worker: %s. Define it in a module that workers can "
-                "import, or in the script itself.",
+                "the %s %r is not available in this worker: %s. Define it in a module that workers "
+                "can import, or in the script itself.",
                 register,
                 name,
                 error,

@@ -1,4 +1,4 @@
-"""The Ray cluster that workers run in: the user's, or one of this process's own."""
+"""The Ray cluster of remote workers: the user's, or a private one of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 
 
 class Cluster:
-    """The Ray cluster: the user's, or one of this process's own while somebody needs it."""
+    """The Ray cluster: the user's, or a private one that lives as long as it has users."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,11 +20,11 @@ class Cluster:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is one that this process started."""
+        """True if this process started the cluster."""
         return self._is_own
 
     def join(self) -> None:
-        """Connects to the cluster there is, or starts one on this computer."""
+        """Connects to the existing cluster, or starts one on this computer."""
         with self._lock:
             if not ray.is_initialized():
                 ray.init(logging_level=logging.WARNING, include_dashboard=False)
@@ -32,7 +32,7 @@ class Cluster:
             self._users += 1
 
     def leave(self) -> None:
-        """Shuts the own cluster down when its last user left."""
+        """Shuts a private cluster down after its last user left."""
         with self._lock:
             self._users -= 1
             if self._is_own and self._users <= 0 and ray.is_initialized():
@@ -44,7 +44,7 @@ cluster = Cluster()
 
 
 def amounts(resources: Mapping[str, float]) -> dict[str, float]:
-    """Returns the resources of a cluster without those that name its nodes."""
+    """Returns the resources of a cluster without memory and node names."""
     return {
         name: x for name, x in resources.items() if "node:" not in name and "memory" not in name
     }

@@ -1,4 +1,4 @@
-"""What goes wrong with Ray actors, in the words of this package."""
+"""Conversion of Ray's errors to this package's errors and messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfpolicies.errors import ConfigError, WorkerError
 
 
 def require_sendable(arguments: Mapping[str, Any]) -> None:
-    """Checks that functions can be sent to workers, so that nothing is changed before it is sure.
+    """Checks that functions can be sent to workers, before anything is changed.
 
     Raises:
-        ConfigError: for one that cannot be pickled.
+        ConfigError: for a function that cannot be pickled.
     """
     functions = {name: value for name, value in arguments.items() if callable(value)}
     for name, value in functions.items():
@@ -24,13 +24,13 @@ def require_sendable(arguments: Mapping[str, Any]) -> None:
             cloudpickle.dumps(value)
         except Exception as error:
             raise ConfigError(
-                f"{name}={value!r} cannot be sent to remote workers: {error}. Leave out what it "
-                "holds of this process (locks, open files, the algorithm)."
+                f"{name}={value!r} cannot be sent to remote workers: {error}. Remove its "
+                "references to objects of this process (locks, open files, the algorithm)."
             ) from error
 
 
 def fetched(reference: ray.ObjectRef) -> tuple[Any, BaseException | None]:
-    """Returns (answer, None), or (None, error)."""
+    """Returns (result, None), or (None, error)."""
     try:
         return ray.get(reference), None
     except RayError as error:
@@ -38,7 +38,7 @@ def fetched(reference: ray.ObjectRef) -> tuple[Any, BaseException | None]:
 
 
 def reason(error: BaseException) -> str:
-    """Returns why a worker failed, in one line."""
+    """Returns the reason of a worker's failure in one line."""
     if isinstance(error, RayTaskError):
         return f"{type(error.cause).__name__}: {error.cause}"
     if isinstance(error, RayActorError):
@@ -48,14 +48,14 @@ def reason(error: BaseException) -> str:
 
 
 def cause(error: BaseException, index: int) -> BaseException:
-    """Returns what to raise for an error of a worker: what was raised there, if anything was."""
+    """Returns the exception to raise for a worker's error: the original one, or a `WorkerError`."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
         cause = error.cause
         if hasattr(cause, "add_note"):
             cause.add_note(f"raised in remote worker {index}")
         return cause
     return WorkerError(
-        f"Remote worker {index} failed: {reason(error)}. Let it be replaced by "
-        "fault_tolerance(recreate_failed_workers=True), or do without it by "
-        "fault_tolerance(ignore_worker_failures=True)."
+        f"Remote worker {index} failed: {reason(error)}. Set "
+        "fault_tolerance(recreate_failed_workers=True) to replace failed workers, or "
+        "fault_tolerance(ignore_worker_failures=True) to continue without them."
     )

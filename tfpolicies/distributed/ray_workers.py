@@ -1,4 +1,4 @@
-"""Workers in Ray actors: started, called, watched, made anew when they die. What knows Ray."""
+"""Rollout workers in Ray actors: starts, calls, monitors, and restarts them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tfpolicies.system.gpus import GROWS
 
 logger = logging.getLogger("tfpolicies")
 
-_SLICE = 0.5  # seconds of waiting after which silent workers are asked how they are
+_SLICE = 0.5  # seconds of waiting after which silent workers are probed
 _PATIENCE = 45.0  # seconds after which a worker that is not ready is reported
-_GOODBYE = 3.0  # seconds that a worker has to close its environments
+_GOODBYE = 3.0  # seconds that workers have to close their environments
 
 
 @dataclass(eq=False)
@@ -39,15 +39,15 @@ class _Remote:
     Attributes:
         index: its worker index, from 1.
         actor: the Ray actor; None while there is none.
-        building: the reference of `build`, until it is made.
+        building: the reference of `build`, until the worker is created.
         healthy: whether it is called.
-        since: when it was started, or when it failed.
-        restarts: how often it was started anew.
-        warned: whether it was reported that it takes long to be ready.
-        probe: the reference of a question how it is, and when it was asked.
-        notices: references of calls that nobody waits for.
-        samples: references of samples that were asked for.
-        requests: references of calls whose answers `take_answers` will take.
+        since: the time at which it was started, or failed.
+        restarts: the number of restarts.
+        warned: whether its slow start was reported.
+        probe: the reference and the start time of a health probe.
+        notices: references of calls without a consumer.
+        samples: references of requested samples.
+        requests: references of calls for `take_answers`.
     """
 
     index: int
@@ -63,7 +63,7 @@ class _Remote:
     requests: list[Any] = field(default_factory=list)
 
     def let_go(self) -> None:
-        """Ends its process, if it has one, and forgets what was asked of it."""
+        """Ends its process, if it has one, and drops its pending calls."""
         actor, self.actor = self.actor, None
         self.building, self.healthy, self.probe = None, False, None
         self.notices, self.samples, self.requests = [], [], []
@@ -72,7 +72,7 @@ class _Remote:
 
 
 class _Answer(NamedTuple):
-    """What a worker answered to a call, or why it did not."""
+    """The result of a call in a worker, or its error."""
 
     reference: Any
     remote: _Remote
@@ -84,14 +84,14 @@ class RayWorkers:
     """N rollout workers in Ray actors.
 
     Args:
-        count: how many.
-        arguments: returns the keyword arguments of the `RolloutWorker` of an index; the second
-            argument says whether it replaces one that died.
-        config: says what they need, and what happens when they fail.
-        alignment: returns what a worker that was made anew is aligned by before it samples.
+        count: N.
+        arguments: `f(index, recreated)`, returns the keyword arguments of a `RolloutWorker`;
+            `recreated` is True if it replaces one that died.
+        config: has the workers' resources and the settings of fault tolerance.
+        alignment: returns the snapshot that a restarted worker gets before it samples.
 
     Attributes:
-        num_restarts: how often one was made anew.
+        num_restarts: the number of restarts of all workers.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RayWorkers:
         self._recreated: list[int] = []
         self._failed_rounds = 0
         self._stopped = False
-        self._names = pack_names()  # what the workers know
+        self._names = pack_names()  # registered in the workers
         self._remotes = [_Remote(i) for i in range(1, count + 1)]
         cluster.join()
         try:
@@ -122,7 +122,7 @@ class RayWorkers:
     require_sendable = staticmethod(require_sendable)
 
     def share_names(self) -> None:
-        """Tells the workers the names that this process gave to models and others meanwhile."""
+        """Sends names that were registered in this process since the last call to the workers."""
         packed = pack_names()
         new = [each for each in packed if each not in self._names]
         if new:
@@ -139,7 +139,7 @@ class RayWorkers:
         else:
             environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
         kind = ray.remote(concurrency_groups={"health": 1})(HostedWorker).options(
-            # In a cluster of one's own nobody else needs them: who waits would wait forever.
+            # A private cluster has no other users, and waiting for CPUs could deadlock.
             num_cpus=0 if cluster.is_own else config.num_cpus_per_worker,
             num_gpus=config.num_gpus_per_worker,
             resources=dict(config.custom_resources_per_worker) or None,
@@ -154,10 +154,10 @@ class RayWorkers:
         remote.warned = False
 
     def add(self, count: int) -> None:
-        """Starts more workers and waits for them; they do as the others from then on.
+        """Adds workers, waits for them, and makes them equal to the others.
 
         Raises:
-            Exception: what making one of them raised.
+            Exception: the error of creating one of them.
         """
         first = self.num_workers + 1
         added = [_Remote(index) for index in range(first, first + count)]
@@ -168,7 +168,7 @@ class RayWorkers:
         self.send(align, self._alignment(), indices=range(first, first + count))
 
     def _await(self, remotes: Collection[_Remote]) -> dict[int, Any]:
-        """Waits until workers are there; returns what `build` returned, by index."""
+        """Waits until workers are built; returns the results of `build` by index."""
         found = {}
         building = {remote.building: remote for remote in remotes}
         for _, remote, answer, error in self._answers(building):
@@ -181,14 +181,16 @@ class RayWorkers:
             else:
                 self._fail(remote, error)
         if not found:
-            raise WorkerError(f"None of {len(remotes)} remote workers could be made.")
+            raise WorkerError(
+                f"None of {len(remotes)} remote workers could be created. The log has the reasons."
+            )
         return found
 
-    # -- who is there -------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------
 
     @property
     def num_workers(self) -> int:
-        """How many workers there should be."""
+        """The number of workers, including those that failed."""
         return len(self._remotes)
 
     def healthy(self) -> list[int]:
@@ -197,11 +199,11 @@ class RayWorkers:
 
     @property
     def num_in_flight(self) -> int:
-        """How many samples were asked for and did not arrive yet."""
+        """The number of requested samples that did not arrive yet."""
         return sum(len(remote.samples) for remote in self._remotes)
 
     def take_recreated(self) -> list[int]:
-        """Returns the indices of the workers that were made anew since the last call."""
+        """Returns the indices of the workers that were restarted since the last call."""
         found, self._recreated = self._recreated, []
         return found
 
@@ -220,11 +222,11 @@ class RayWorkers:
             func: called in the workers' processes.
             args: for `func`.
             indices: only of these workers.
-            timeout: seconds; what did not arrive by then is left out.
+            timeout: seconds; later results are ignored.
 
         Raises:
-            Exception: what `func` raised in the first worker in which it did. A worker that died is
-                left out.
+            Exception: the error of `func` in the first worker that raised one. Workers that died
+                are ignored.
         """
         found, errors = {}, []
         for _, remote, answer, error in self._answers(self._asked(func, args, indices), timeout):
@@ -252,7 +254,7 @@ class RayWorkers:
     def send(
         self, func: Callable[..., Any], *args: object, indices: Collection[int] | None = None
     ) -> None:
-        """Calls `func(worker, *args)` in the healthy workers, before all that is asked later."""
+        """Calls `func(worker, *args)` in the healthy workers without waiting, in order."""
         for reference, remote in self._asked(func, args, indices).items():
             remote.notices.append(reference)
 
@@ -261,7 +263,7 @@ class RayWorkers:
         return list(self._asked(func, (), indices))
 
     def request(self, func: Callable[..., Any], indices: Collection[int] | None) -> int:
-        """Asks for `func(worker)`, for `take_answers` later; returns how many were asked."""
+        """Calls `func(worker)` in workers for `take_answers`; returns the number of calls."""
         self.look_after()
         asked = self._asked(func, (), indices)
         for reference, remote in asked.items():
@@ -269,14 +271,14 @@ class RayWorkers:
         return len(asked)
 
     def take_answers(self, timeout: float | None) -> list[tuple[int, Any]]:
-        """Returns `(index, answer)` of what `request` asked for and arrived.
+        """Returns `(index, result)` of the calls of `request` that have finished.
 
         Args:
-            timeout: seconds after which the rest is left for the next call; None: all is awaited.
+            timeout: seconds to wait; later results are left for the next call. None waits for all.
 
         Raises:
-            Exception: what a function raised in a worker; the other answers stay. A worker that
-                died is left out.
+            Exception: the error of a function in a worker; the other results stay. Workers that
+                died are ignored.
         """
         waiting = {ref: remote for remote in self._remotes for ref in remote.requests}
         answers = list(self._answers(waiting, timeout))
@@ -292,11 +294,7 @@ class RayWorkers:
         return [(each.remote.index, each.value) for each in answers if each.error is None]
 
     def _check_notices(self) -> None:
-        """Looks after the calls that nobody waited for.
-
-        Raises:
-            Exception: what one of them raised.
-        """
+        """Raises the error of a finished call of `send`, if there is one."""
         for remote in self._remotes:
             if not remote.notices:
                 continue
@@ -313,7 +311,7 @@ class RayWorkers:
     def _answers(
         self, asked: Mapping[Any, _Remote], timeout: float | None = None
     ) -> Iterator[_Answer]:
-        """Yields all answers as they arrive, or those that do until the time is over."""
+        """Yields the results of calls as they arrive, until the timeout."""
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = dict(asked)
         while waiting:
@@ -325,7 +323,7 @@ class RayWorkers:
                 return
 
     def _arrived(self, waiting: Mapping[Any, _Remote], seconds: float = _SLICE) -> list[_Answer]:
-        """Waits a little for answers; asks workers that stay silent how they are."""
+        """Waits briefly for results; probes workers that stay silent."""
         references = list(waiting)
         done, _ = ray.wait(references, num_returns=1, timeout=seconds)
         if done:
@@ -339,7 +337,7 @@ class RayWorkers:
         ]
 
     def _trouble(self, remote: _Remote) -> str | None:
-        """Returns why a worker that does not answer counts as dead, None if it does not."""
+        """Returns why a silent worker counts as dead, or None."""
         now = time.monotonic()
         if remote.building is not None:
             limit = self._config.worker_restore_timeout_s
@@ -347,8 +345,8 @@ class RayWorkers:
             if now - remote.since > _PATIENCE and not remote.warned:
                 remote.warned = True
                 logger.warning(
-                    "Remote worker %d is not ready after %g seconds. It asks for %s; the cluster "
-                    "has %s in all, of which %s are free.",
+                    "Remote worker %d is not ready after %g seconds. It requests %s; the cluster "
+                    "has %s in total, of which %s are free.",
                     remote.index,
                     _PATIENCE,
                     needs_of_worker(self._config),
@@ -375,16 +373,16 @@ class RayWorkers:
     ) -> list[Any]:
         """Returns one `func(worker, *args)` of each worker that works, at least one.
 
-        A worker that fails in it is reported, and made anew where the config says so.
+        A worker that fails is reported, and restarted if the config says so.
 
         Args:
             func: called in the workers.
             args: for `func`.
-            timeout: seconds; what did not arrive by then is reported and left out.
+            timeout: seconds; later results are reported and ignored.
 
         Raises:
             WorkerError: if a worker died and the config says neither to recreate nor to ignore it.
-            Exception: what `func` raised in a worker, likewise.
+            Exception: the error of `func` in a worker, under the same condition.
         """
         while True:
             self.look_after()
@@ -408,11 +406,11 @@ class RayWorkers:
                 return [answer for _, answer in sorted(found.items())]
 
     def sample_ready(self, func: Callable[..., Any], in_flight: int) -> list[Any]:
-        """Returns `func(worker)` of those who are ready, at least one; the others go on.
+        """Returns `func(worker)` of the workers that are ready, at least one; the others continue.
 
         Args:
             func: called in the workers.
-            in_flight: how many calls each of them has to do, so that none waits for this process.
+            in_flight: the number of pending calls per worker, so that none waits for this process.
 
         Raises:
             WorkerError: as `sample`.
@@ -425,7 +423,7 @@ class RayWorkers:
             for reference, remote, answer, error in self._arrived(waiting):
                 if error is None:
                     found.append(answer)
-                    if reference in remote.samples:  # else an earlier call let the worker go
+                    if reference in remote.samples:  # else its worker was killed before
                         remote.samples.remove(reference)
                 elif remote.healthy:
                     self._fail(remote, error)
@@ -442,17 +440,13 @@ class RayWorkers:
                 remote.samples.append(remote.actor.call.remote(func))
 
     def _count_round(self, found: Collection[Any]) -> None:
-        """Counts rounds without a sample.
-
-        Raises:
-            WorkerError: after more of them than the config tolerates.
-        """
+        """Counts consecutive rounds without a sample; raises if there are too many."""
         self._failed_rounds = 0 if found else self._failed_rounds + 1
         most = self._config.num_consecutive_worker_failures_tolerance
         if self._failed_rounds > most:
             raise WorkerError(
-                f"All {self.num_workers} remote workers failed in {self._failed_rounds} rounds of "
-                "sampling one after the other, more than "
+                f"All {self.num_workers} remote workers failed in {self._failed_rounds} "
+                "consecutive rounds of sampling, more than "
                 f"num_consecutive_worker_failures_tolerance={most}. The log says why each of them "
                 "failed; correct the environment, or raise the limit."
             )
@@ -463,11 +457,9 @@ class RayWorkers:
         return self._config.recreate_failed_workers or self._config.ignore_worker_failures
 
     def _fail(self, remote: _Remote, error: BaseException) -> None:
-        """Takes down that a worker failed, and lets go of what is left of it.
+        """Ends the process of a worker that failed; raises unless the config tolerates failures.
 
-        Raises:
-            Exception: if the config does not say to go on without it. If its own code raised that,
-                nothing is wrong with its process: it stays, and works on when it is asked again.
+        If `func` raised in the worker, its process is healthy: it stays, and can be called again.
         """
         remote.samples = []
         tells = not self._is_lenient() and not self._stopped
@@ -480,17 +472,17 @@ class RayWorkers:
             raise cause(error, remote.index) from error
 
     def look_after(self) -> None:
-        """Starts workers that died, as the config says, and welcomes those that are ready.
+        """Restarts workers that died, as the config says, and adds those that are ready.
 
-        Waits if there is no other worker.
+        Waits if no other worker is healthy.
 
         Raises:
-            WorkerError: if none is left, and none will come.
+            WorkerError: if none is left, and none can be restarted.
         """
         self._check_notices()
         while True:
             for remote in self._remotes:
-                # at once for the first time, then after the delay
+                # The first restart is immediate, later ones follow after the delay.
                 delay = self._config.delay_between_worker_restarts_s if remote.restarts else 0.0
                 is_due = time.monotonic() - remote.since >= delay
                 if remote.actor is None and is_due and self._will_restart(remote):
@@ -505,7 +497,7 @@ class RayWorkers:
                 raise WorkerError(
                     f"None of the {self.num_workers} remote workers is left. The log says why each "
                     "failed; fault_tolerance(recreate_failed_workers=True, "
-                    "max_num_worker_restarts=...) makes new ones."
+                    "max_num_worker_restarts=...) restarts them."
                 )
             time.sleep(0.05)
 
@@ -514,7 +506,7 @@ class RayWorkers:
         return config.recreate_failed_workers and remote.restarts < config.max_num_worker_restarts
 
     def _look_at(self, remote: _Remote) -> None:
-        """Welcomes a new worker if it is ready."""
+        """Makes a restarted worker available if it is ready."""
         done, _ = ray.wait([remote.building], timeout=0)
         if not done:
             trouble = self._trouble(remote)
@@ -532,7 +524,7 @@ class RayWorkers:
         self._recreated.append(remote.index)
         logger.warning("Remote worker %d works again, restart %d.", remote.index, remote.restarts)
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Closes the workers' environments and ends their processes; may be called again."""

@@ -13,7 +13,7 @@ from tfpolicies.system.quiet import extend_paths, load_tensorflow
 
 
 def ray_tune() -> Any:
-    """Returns the module `ray.tune`.
+    """Imports `ray.tune`.
 
     Raises:
         ConfigError: if it is not installed.
@@ -22,30 +22,30 @@ def ray_tune() -> Any:
         from ray import tune
     except ImportError as error:
         raise ConfigError(
-            "Ray Tune is not installed, or not whole: run `pip install 'ray[tune]>=2.50'`."
+            "Ray Tune is not installed, or incomplete: run `pip install 'ray[tune]>=2.50'`."
         ) from error
     return tune
 
 
 def default_config(algorithm: Any) -> AlgorithmConfig:
-    """Returns the defaults of an algorithm class, as a config that builds it."""
+    """Returns the default config of an algorithm class, which can build the algorithm."""
     found = algorithm.get_default_config()
     if isinstance(found, AlgorithmConfig):
-        config = found.copy(copy_frozen=False)  # whoever overrides it may give the same one again
-    else:  # a dict, as ported classes give it
+        config = found.copy(copy_frozen=False)  # an override may return a shared object
+    else:  # a dict, as ported classes return it
         config = algorithm.config_class().update_from_dict(dict(found))
     config.algo_class = algorithm
     return config
 
 
 def needs_of_worker(config: AlgorithmConfig) -> dict[str, float]:
-    """Returns what Ray keeps for one remote worker."""
+    """Returns the Ray resources of one remote worker."""
     needs = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
     return {**needs, **config.custom_resources_per_worker}
 
 
 def resource_request(config: AlgorithmConfig) -> Any:
-    """Returns what a run needs, as a `PlacementGroupFactory`: the learner first, then each worker.
+    """Returns the resources of a run as a `PlacementGroupFactory`: the learner, then each worker.
 
     Raises:
         ConfigError: if Ray Tune is not installed.
@@ -62,11 +62,11 @@ def resource_request(config: AlgorithmConfig) -> Any:
 def tune_trainable(base: AlgorithmConfig | type) -> type:
     """Returns a class for `ray.tune.Tuner` whose trials train an algorithm.
 
-    A trial's settings are laid over those of `base`, under their own names or nested as in
-    `config.to_dict()`. Each step is one `Algorithm.train()`, whose result is reported; checkpoints
-    are those of `Algorithm.save`, which `Algorithm.from_checkpoint` reads, too. A trial asks for
-    what `default_resource_request` of the algorithm's class says: `num_cpus_for_local_worker` CPUs
-    and `num_gpus` GPUs, and what its remote workers need.
+    A trial's settings override those of `base`, under their own names or nested as in
+    `config.to_dict()`. Each step is one `Algorithm.train()`, whose result is reported. Checkpoints
+    are those of `Algorithm.save`, which `Algorithm.from_checkpoint` also reads. A trial requests
+    the result of `default_resource_request` of the algorithm's class: `num_cpus_for_local_worker`
+    CPUs, `num_gpus` GPUs, and the resources of its remote workers.
 
     Args:
         base: a config that can be built; or an algorithm class, for its defaults.
@@ -94,18 +94,18 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
     paths = [os.path.abspath(path) for path in sys.path]
 
     def configured(settings: dict[str, Any]) -> AlgorithmConfig:
-        # Pickled apart: what it needs may be found where only this process looks for modules.
+        # Pickled separately: unpickling may need modules that only `paths` has.
         extend_paths(paths)
         load_tensorflow()
         take_names(names)
         return cloudpickle.loads(pickled).update_from_dict(settings)
 
     class Trainable(tune.Trainable):
-        """One trial: an algorithm that is trained."""
+        """One trial, which trains an algorithm."""
 
         @classmethod
         def default_resource_request(cls, config: dict[str, Any]) -> Any:
-            """Returns what the algorithm of a trial says that it needs."""
+            """Returns the resources that the algorithm of a trial requests."""
             made = configured(config)
             request = getattr(made.algo_class, "default_resource_request", resource_request)
             return request(made)
@@ -116,7 +116,7 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
             self.algorithm = configured(config).build(use_copy=False)
 
         def step(self) -> dict[str, Any]:
-            """Returns the result of an iteration, without the config, which Tune knows."""
+            """Returns the result of an iteration, without the config, which Tune already has."""
             result = self.algorithm.train()
             return {key: value for key, value in result.items() if key != "config"}
 
@@ -125,7 +125,7 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
             self.algorithm.save(checkpoint_dir)
 
         def load_checkpoint(self, checkpoint: str) -> None:
-            """Goes on from a checkpoint."""
+            """Resumes from a checkpoint."""
             self.algorithm.restore(checkpoint)
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:

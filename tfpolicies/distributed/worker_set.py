@@ -1,4 +1,4 @@
-"""The workers of a run: one in this process, and as many others as the config asks for."""
+"""The workers of a run: a local one, and remote ones if the config asks for them."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ from tfpolicies.storage.pickling import refuse_pickling
 if TYPE_CHECKING:
     from tfpolicies.distributed.ray_workers import RayWorkers
 
-_SHARE_OF_TIMEOUT = 0.9  # in which remote workers play, so that their answers arrive in time
+_SHARE_OF_TIMEOUT = 0.9  # for playing in remote workers, so that results arrive in time
 
 
 class WorkerSet(Extensible):
-    """A worker in this process, which learns, and those that sample for it.
+    """The local worker, which learns, and the workers that sample for it.
 
-    With remote workers, the one of this process has no environments and does not sample, unless
-    `create_env_on_local_worker` says so. Remote workers are Ray actors: in the cluster that this
-    process is connected to, or else in one on this computer that ends with the last worker set;
-    there `num_cpus_per_worker` says how many threads a worker has, but no worker waits for CPUs.
+    With remote workers, the local one has no environments and does not sample, unless
+    `create_env_on_local_worker` is set. Remote workers are Ray actors: in the cluster that this
+    process is connected to, or else in a private one on this computer that ends with the last
+    worker set. In a private cluster `num_cpus_per_worker` only sets the number of threads of a
+    worker; no worker waits for CPUs.
 
     Args:
         config: of all workers.
-        default_policy_class: the class of policies that name none.
-        env_creator: as a `RolloutWorker` takes it.
-        validate_env: likewise.
-        num_workers: how many others; `config.num_rollout_workers` by default.
-        spaces: as a `RolloutWorker` takes them.
+        default_policy_class: the class of policies without a class in their spec.
+        env_creator: as for `RolloutWorker`.
+        validate_env: as for `RolloutWorker`.
+        num_workers: number of remote workers; `config.num_rollout_workers` by default.
+        spaces: as for `RolloutWorker`.
 
     Attributes:
         config: of all workers.
-        on_recreated: called with the indices of workers that replaced others which had failed.
+        on_recreated: called with the indices of workers that replaced failed ones.
 
     Raises:
         ConfigError: if there are to be remote workers, but Ray is not installed.
@@ -77,9 +78,9 @@ class WorkerSet(Extensible):
         self.on_recreated: Callable[[list[int]], None] = lambda worker_ids: None
         self._metrics: list[RolloutMetrics] = []
         self._changes: list[Changes] = []
-        self._partial: set[str] = set()  # policies of which acting's weights alone were sent last
-        self._sent: dict[str, Any] = {}  # what stood for the state of a policy that was sent last
-        self._followed: dict[str, Any] = {}  # the same of the leader's policies
+        self._partial: set[str] = set()  # policies of which only inference weights were sent last
+        self._sent: dict[str, Any] = {}  # by policy id, the version that was sent last
+        self._followed: dict[str, Any] = {}  # by policy id, the version that was copied last
         self._remotes: RayWorkers | None = None
         count = config.num_rollout_workers if num_workers is None else num_workers
         arguments: dict[str, Any] = {
@@ -105,28 +106,28 @@ class WorkerSet(Extensible):
                 self._remotes.stop()
             raise
 
-    # -- who there is -------------------------------------------------------------------------
+    # -- workers ------------------------------------------------------------------------------
 
     def local_worker(self) -> RolloutWorker:
         """Returns the worker of this process."""
         return self._local
 
     def remote_workers(self) -> list[Any]:
-        """Returns an empty list where there are no remote workers, which cannot be handed out.
+        """Returns an empty list without remote workers; others cannot be returned.
 
         Raises:
-            NotOfferedError: if there are some; it says how to reach them.
+            NotOfferedError: if there are remote workers; it says how to call them.
         """
         if self._remotes is not None:
             raise NotOfferedError(
-                "remote_workers() has nothing to hand out: call "
-                "workers.foreach_worker(lambda worker: worker.sample(), local_worker=False), and "
+                "remote_workers() cannot return remote workers: call "
+                "workers.foreach_worker(lambda worker: worker.sample(), local_worker=False), with "
                 "remote_worker_ids=[...] for some of them."
             )
         return []
 
     def num_remote_workers(self) -> int:
-        """Returns how many remote workers there should be."""
+        """Returns the number of remote workers, including those that failed."""
         return 0 if self._remotes is None else self._remotes.num_workers
 
     def healthy_worker_ids(self) -> list[int]:
@@ -134,27 +135,27 @@ class WorkerSet(Extensible):
         return [] if self._remotes is None else self._remotes.healthy()
 
     def num_healthy_remote_workers(self) -> int:
-        """Returns how many remote workers work."""
+        """Returns the number of remote workers that work."""
         return len(self.healthy_worker_ids())
 
     def num_remote_worker_restarts(self) -> int:
-        """Returns how often a remote worker was made anew."""
+        """Returns the number of restarts of remote workers."""
         return 0 if self._remotes is None else self._remotes.num_restarts
 
     def num_in_flight_async_reqs(self) -> int:
-        """Returns how many samples were asked for and did not arrive yet."""
+        """Returns the number of requested samples that did not arrive yet."""
         return 0 if self._remotes is None else self._remotes.num_in_flight
 
     def num_envs(self) -> int:
-        """Returns how many environments one worker steps."""
+        """Returns the number of environments per worker."""
         return self._description.num_envs or self.config.num_envs_per_worker
 
     def has_several_agents(self) -> bool:
-        """Whether the environments have several agents each."""
+        """Returns whether the environments have several agents each."""
         return self._description.several_agents
 
     def rows_per_sample(self) -> int:
-        """Returns the rows of one fragment of each environment of all workers that sample."""
+        """Returns the number of rows of one sample: a fragment of all sampling environments."""
         indices = range(1, self.num_remote_workers() + 1) or [0]
         envs = self.num_envs()
         return sum(self.config.fragment_length(envs, i) * envs for i in indices)
@@ -173,19 +174,19 @@ class WorkerSet(Extensible):
     ) -> list[Any]:
         """Returns `func(worker)` for each worker: the local one first, then by index.
 
-        Workers that died are left out.
+        Workers that died are ignored.
 
         Args:
             func: called in the worker's process.
-            local_worker: whether the worker of this process is one of them.
-            healthy_only: accepted; others are never called.
-            timeout_seconds: results of remote workers that take longer are left out.
+            local_worker: whether to call the local worker.
+            healthy_only: accepted; failed workers are never called.
+            timeout_seconds: later results of remote workers are ignored.
             remote_worker_ids: only these remote workers; None for all.
-            return_obj_refs: of remote workers, return Ray's references of the results at once;
-                `ray.get` waits for one, and raises what `func` raised.
+            return_obj_refs: return Ray's references of the remote results immediately; `ray.get`
+                waits for one, and raises the error of `func`.
 
         Raises:
-            Exception: what `func` raised in a worker.
+            Exception: the error of `func` in a worker.
         """
         del healthy_only
         self._complete_weights()  # before `func` may change them here
@@ -214,10 +215,10 @@ class WorkerSet(Extensible):
 
         Args:
             func: called in the worker's process.
-            local_worker: whether the worker of this process is one of them; it comes first.
+            local_worker: whether to call the local worker; it comes first.
 
         Raises:
-            Exception: what `func` raised in a worker.
+            Exception: the error of `func` in a worker.
         """
         return self._joined(operator.methodcaller("foreach_policy", func), local_worker)
 
@@ -237,7 +238,7 @@ class WorkerSet(Extensible):
             func: called in the worker's process.
 
         Raises:
-            Exception: what `func` raised in a worker.
+            Exception: the error of `func` in a worker.
         """
         return self.foreach_worker(operator.methodcaller("foreach_env", func))
 
@@ -251,22 +252,22 @@ class WorkerSet(Extensible):
     # -- sampling -----------------------------------------------------------------------------
 
     def sample(self) -> list[SampleBatch | MultiAgentBatch]:
-        """Returns a batch of each worker that samples; remote ones sample at the same time.
+        """Returns a batch of each worker that samples; remote workers sample in parallel.
 
-        What a worker that failed had sampled is lost, and is in no count and no metric.
+        The sample of a worker that failed is lost; no counter and no metric includes it.
 
         Raises:
-            WorkerError: if remote workers failed and the config does not say to go on.
+            WorkerError: if remote workers failed and the config does not tolerate it.
         """
         if self._remotes is None:
             return [self._local.sample()]
         return self._gathered(self._remotes.sample(messages.harvest))
 
     def sample_ready(self) -> list[SampleBatch | MultiAgentBatch]:
-        """Returns the batches that are ready, at least one; remote workers go on sampling.
+        """Returns the batches that are ready, at least one; remote workers continue sampling.
 
-        Each remote worker has `max_requests_in_flight_per_sampler_worker` batches to sample at any
-        time, so that it does so while this process learns.
+        Each remote worker always has `max_requests_in_flight_per_sampler_worker` pending batches,
+        so that it samples while this process learns.
 
         Raises:
             WorkerError: as `sample`.
@@ -285,7 +286,7 @@ class WorkerSet(Extensible):
         return [each.batch for each in found]
 
     def tell_of_recreated(self) -> None:
-        """Calls `on_recreated` if workers were made anew since the last call."""
+        """Calls `on_recreated` if workers were restarted since the last call."""
         recreated = [] if self._remotes is None else self._remotes.take_recreated()
         if recreated:
             self.on_recreated(recreated)
@@ -311,7 +312,7 @@ class WorkerSet(Extensible):
 
         Raises:
             ConfigError: also for a function that cannot be sent to remote workers.
-            Exception: what a remote worker raised; no worker has the policy then.
+            Exception: the error of a remote worker; no worker has the policy then.
         """
         policies = self._local.policy_map
         addition = PolicyAddition.from_arguments(policies, policy_id, policy_cls, policy, **kwargs)
@@ -319,7 +320,7 @@ class WorkerSet(Extensible):
             return self.add_within(transaction, addition)
 
     def add_within(self, transaction: PolicyTransaction, addition: PolicyAddition) -> Policy:
-        """Adds a policy to all workers, as a part of a transaction.
+        """Adds a policy to all workers as part of a transaction.
 
         Returns:
             The policy of this process.
@@ -348,7 +349,7 @@ class WorkerSet(Extensible):
             self._remotes.require_sendable(arguments)
 
     def _with_spaces(self, addition: PolicyAddition) -> PolicyAddition:
-        """Returns an addition with the spaces that the environments of remote workers give."""
+        """Completes an addition with the spaces of the remote workers' environments."""
         spec, healthy = addition.spec, self.healthy_worker_ids()
         if spec is None or self._local.environments is not None or self._remotes is None:
             return addition
@@ -366,7 +367,7 @@ class WorkerSet(Extensible):
 
         Raises:
             UnknownPolicyError: if there is none of this id; nothing is changed then.
-            UsageError: if the mapping function gives it to an agent; likewise.
+            UsageError: if the mapping function maps an agent to it; nothing is changed then.
         """
         self._require_sendable(kwargs)
         self.require_unmapped(policy_id, kwargs.get("policy_mapping_fn"))
@@ -384,7 +385,7 @@ class WorkerSet(Extensible):
 
         Raises:
             ConfigError: for a function that cannot be sent to remote workers.
-            UsageError: if one is.
+            UsageError: if an agent is mapped to it.
         """
         self._require_sendable({"policy_mapping_fn": policy_mapping_fn})
         self.foreach_worker(
@@ -394,17 +395,17 @@ class WorkerSet(Extensible):
     def set_mapping_and_trainable(
         self, policy_mapping_fn: Callable[..., str], policies_to_train: Callable[..., bool] | None
     ) -> None:
-        """Sets in all workers which policy acts for which agent, and which are trained.
+        """Sets the mapping function and the trained policies in all workers.
 
         Args:
-            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
+            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, returns a policy id.
             policies_to_train: `f(policy_id, batch=None)`; None for all.
         """
         roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
         self._require_sendable(roles._asdict())
         self.foreach_worker(lambda worker: worker.policies.assign(roles))
 
-    # -- what workers know of each other ------------------------------------------------------
+    # -- synchronization ----------------------------------------------------------------------
 
     def sync_weights(
         self,
@@ -413,15 +414,15 @@ class WorkerSet(Extensible):
         *,
         to_worker_indices: Collection[int] | None = None,
     ) -> None:
-        """Gives all workers the weights and counters of this process's worker.
+        """Copies weights and counters of the local worker to all workers.
 
-        Weights of policies that did not change since they were sent last are not sent again, and
-        each version is sent once for all workers. Nobody waits for the workers: they take it over
-        before they sample what is asked of them later.
+        Weights of policies that did not change since the last call are not sent again, and each
+        version is sent once for all workers. The call does not wait: workers apply the weights
+        before later samples.
 
         Args:
             policies: the ids of the policies; None for all.
-            global_vars: the counters of the run, for this process's worker, too.
+            global_vars: the counters of the run, also for the local worker.
             to_worker_indices: only these remote workers, from 1; None for all.
         """
         if global_vars is not None:
@@ -442,16 +443,16 @@ class WorkerSet(Extensible):
             self._partial |= news.partial
 
     def _complete_weights(self) -> None:
-        """Gives remote workers the weights that sampling did not need: more may follow now."""
+        """Sends the weights that sampling did not need, before user code runs in remote workers."""
         partial, self._partial = self._partial & {*self._local.policy_map}, set()
         if partial and self._remotes is not None:
             self._remotes.send(messages.take_news, messages.news_of(self._local, partial))
 
     def sync_filters(self) -> None:
-        """Lets what all workers observed take effect in all of them.
+        """Applies the filter statistics of all workers in all workers.
 
-        Without `use_worker_filter_stats` nothing that remote workers observed is taken over, and
-        without `update_worker_filter_stats` they go on with their own statistics.
+        Without `use_worker_filter_stats` the statistics of remote workers are ignored, and without
+        `update_worker_filter_stats` remote workers keep their own.
         """
         self._local.observation_filters.flush()
         if self._remotes is None:
@@ -470,12 +471,12 @@ class WorkerSet(Extensible):
         return policies.handle(policy_id).driver.version if policy_id in policies else None
 
     def follow(self, leader: RolloutWorker) -> None:
-        """Makes the policies of all workers act like those of a worker of another set.
+        """Copies the acting state of a worker of another set to the policies of all workers.
 
-        Those that did not change since the last call are left as they are.
+        Policies that did not change since the last call are skipped.
 
         Args:
-            leader: policies that only it has are passed over.
+            leader: the source; policies that only it has are ignored.
         """
         local, changed = self._local, []
         for policy_id in leader.policy_map:
@@ -498,14 +499,14 @@ class WorkerSet(Extensible):
             self._partial |= news.partial
 
     def play(self, amount: int, *, by_episodes: bool) -> Played | None:
-        """Plays whole episodes, each remote worker its share, or else the one of this process.
+        """Plays whole episodes: in the remote workers, each its share, or in the local worker.
 
         Args:
-            amount: how many episodes, or steps at least.
-            by_episodes: which of the two.
+            amount: the number of episodes, or the minimum number of steps.
+            by_episodes: whether `amount` counts episodes.
 
         Returns:
-            What was played; less than `amount` if a worker failed, or if
+            The episodes; fewer than `amount` if a worker failed, or if
             `evaluation_sample_timeout_s` was too short (`is_cut`); None if no worker answered.
         """
         limit = self.config.evaluation_sample_timeout_s
@@ -521,10 +522,10 @@ class WorkerSet(Extensible):
         return functools.reduce(Played.plus, found) if found else None
 
     def align(self, *, new_episodes: bool = False) -> None:
-        """Makes all remote workers like this process's one: policies, mapping, filters, counters.
+        """Makes all remote workers equal to the local one: policies, mapping, filters, counters.
 
         Args:
-            new_episodes: whether they begin new episodes.
+            new_episodes: whether they start new episodes.
         """
         if self._remotes is None:
             return
@@ -546,7 +547,7 @@ class WorkerSet(Extensible):
 
 
 class _RemotePolicies:
-    """The policies of all remote workers, which have those of the local one.
+    """The policies of all remote workers, which are those of the local one.
 
     Args:
         remotes: the workers.
@@ -558,12 +559,12 @@ class _RemotePolicies:
         self._local = local
 
     def apply(self, addition: PolicyAddition) -> None:
-        """Adds a policy that the local worker has, by its state."""
+        """Adds a policy of the local worker by its state."""
         roles = self._local.mapping_and_trainable
         self._remotes.call(messages.add_policy, addition, roles)
 
     def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
-        """Removes a policy where it is, and restores who acts and who is trained."""
+        """Removes a policy where it exists, and restores the mapping and the trained policies."""
         self._remotes.call(messages.remove_policy, policy_id, before)
 
 
@@ -576,7 +577,7 @@ def _remote_workers(
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             f"{count} remote workers need Ray, which is not installed: run `pip install "
-            "'ray>=2.40'`, or use num_rollout_workers=0, evaluation_num_workers=0 and "
+            "'ray>=2.40'`, or set num_rollout_workers=0 and evaluation_num_workers=0, with "
             "num_envs_per_worker for more environments in this process."
         )
     from tfpolicies.distributed.ray_workers import RayWorkers
@@ -590,7 +591,7 @@ def _remote_workers(
 
 
 def _of_this_process(config: AlgorithmConfig) -> AlgorithmConfig:
-    """Returns the config of the local worker, whose sessions may have settings of their own."""
+    """Returns the config of the local worker, with its TensorFlow session settings."""
     if not config.local_tf_session_args:
         return config
     given = config.copy(copy_frozen=False)

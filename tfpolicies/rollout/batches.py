@@ -1,4 +1,4 @@
-"""From the rows that samplers collected to postprocessed batches, one for each policy."""
+"""Converts the rows of samplers to postprocessed batches, one for each policy."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Who = Mapping[int, tuple[Any, Any]]
 """The episode and the agent of each trajectory, by unroll id."""
 
 _Originals = dict[int, dict[Any, tuple[Any, ...]]]
-"""What postprocessing is told of trajectories as they were collected, by episode id and agent."""
+"""Batches of trajectories before postprocessing, by episode id and agent."""
 
 
 class Postprocessor:
-    """Makes the batches of a sample, one for each policy that has rows in it.
+    """Creates the batches of a sample, one for each policy that has rows in it.
 
     Args:
         clip_rewards: None, True (the sign) or a bound.
         callbacks: the user's.
         worker: passed to callbacks.
         policies: by id; passed to callbacks.
-        running: returns the ids of episodes of which rows are still to come.
+        running: returns the ids of episodes that have further rows.
         enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
             `(policy, batch)`.
     """
@@ -48,8 +48,8 @@ class Postprocessor:
     ) -> None:
         self._running = running
         self._lookbacks: dict[str, Lookback] = {}  # by policy id
-        self._running_returns: dict[str, RunningReturns] = {}  # likewise
-        self._waiting: dict[str, Waiting] = {}  # likewise
+        self._running_returns: dict[str, RunningReturns] = {}
+        self._waiting: dict[str, Waiting] = {}
         self._with_ids = enable_connectors
         self._clip_rewards = clip_rewards
         self._callbacks = callbacks
@@ -63,7 +63,8 @@ class Postprocessor:
 
         Args:
             samples: the rows of each policy.
-            who: asked where somebody works on single trajectories.
+            who: returns the episode and agent of each trajectory; called only if a policy or
+                callback processes single trajectories.
         """
         for sample in samples:
             sample.prepare(self._clip_rewards, self._returns(sample))
@@ -95,9 +96,10 @@ class Postprocessor:
         return found
 
     def leave_out(self, sample: Collected, barred: np.ndarray) -> list[Collected]:
-        """Returns a sample without the trajectories whose last row is barred, bool `[R]`.
+        """Drops trajectories of a sample whose last row is excluded, bool `[R]`.
 
-        Rows of theirs that wait for later ones are dropped. Nothing is returned if nothing is left.
+        Also drops their rows that were carried over. Returns an empty list if no trajectory is
+        left.
         """
         lost = [trajectory for trajectory, rows in sample.trajectories() if barred[rows.stop - 1]]
         for waiting in self._waiting.values() if lost else ():
@@ -106,11 +108,14 @@ class Postprocessor:
 
     @property
     def holds_infos(self) -> bool:
-        """Whether a row that waits has something in its info."""
+        """True if a row that was carried over has a non-empty info."""
         return any(waiting.holds_infos for waiting in self._waiting.values())
 
     def _ready(self, sample: Collected) -> Collected:
-        """Returns the rows that need not wait for later ones, postprocessed if that is for all."""
+        """Carries over the rows that need later ones; returns the others.
+
+        They are postprocessed, unless the policy postprocesses single trajectories.
+        """
         if sample.learning.postprocesses_trajectories:
             return sample
         count = sample.learning.lookahead
@@ -123,7 +128,7 @@ class Postprocessor:
         return sample.taking(np.flatnonzero(ready))
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what later samples look back on and what waits for them: values and arrays."""
+        """Returns the rows and returns that later samples need, as plain values and arrays."""
         return {
             "views": _states(self._lookbacks),
             "returns": _states(self._running_returns),
@@ -131,7 +136,7 @@ class Postprocessor:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned; what is missing in it begins anew."""
+        """Restores what `get_state` returned; parts that are missing in it start empty."""
         views, returns = state.get("views", ()), state.get("returns", ())
         self._lookbacks = {name: Lookback.from_state(saved) for name, saved in views}
         self._running_returns = {name: RunningReturns.from_state(saved) for name, saved in returns}
@@ -142,7 +147,7 @@ class Postprocessor:
         }
 
     def _returns(self, sample: Collected) -> np.ndarray | None:
-        """Returns the returns so far of a sample's rows, where its rewards are scaled by these."""
+        """Returns the running returns of a sample's rows, if its rewards are scaled by them."""
         policy = sample.policy
         if not isinstance(policy.driver.filters.get("reward_filter"), ReturnFilter):
             return None
@@ -157,9 +162,9 @@ class Postprocessor:
         )
 
     def _originals(self, samples: Sequence[Collected], who: Who) -> _Originals:
-        """Returns the rows as collected: `(policy_id, policy, batch)` for each trajectory.
+        """Returns the rows before postprocessing: `(policy_id, policy, batch)` per trajectory.
 
-        The id is left out for code that was written for `enable_connectors=False`.
+        The id is omitted for code that was written for `enable_connectors=False`.
         """
         found: _Originals = {}
         for sample in samples:
@@ -171,7 +176,7 @@ class Postprocessor:
         return found
 
     def _by_trajectory(self, sample: Collected, originals: _Originals, who: Who) -> SampleBatch:
-        """Calls what works on one trajectory at a time, and joins the results."""
+        """Postprocesses one trajectory at a time, and joins the results."""
         policy, pieces = sample.policy, []
         batch = sample.batch()
         for unroll, rows in sample.pieces():

@@ -1,4 +1,4 @@
-"""The rows of one policy that a sampler hands over."""
+"""The rows of one policy that a sampler returns."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.packing import PackedColumns, Packing
 
 Trajectory = tuple[int, ...]
-"""Of which episode (its id) and which agent (its index) a trajectory is."""
+"""The episode id and the agent index of a trajectory."""
 
 
 @dataclass(eq=False)
 class Collected:
-    """The rows of one policy that are handed out, trajectory after trajectory.
+    """The rows of one policy, trajectory after trajectory.
 
     Attributes:
-        policy_id: whose they are.
+        policy_id: its id.
         policy: the policy of that id.
         actions: the leaves of its actions.
         obs: leaves `[R, ...]`.
-        new_obs: likewise.
+        new_obs: leaves `[R, ...]` of the next observations.
         columns: the other columns `[R, ...]`; rewards are the environment's.
         ends: bool `[R]`: the last row of each trajectory.
         earned: `[R]`, the environment's rewards.
-        learning: the policy's part of that name.
+        learning: the learning part of the policy's driver.
         shape: `(N, T)` of the array that the rows fill in order; None if trajectories have to be
             packed into one.
-        views: columns `[R, ...]` that are required besides, nested.
+        views: additional columns `[R, ...]` of view requirements, nested.
     """
 
     policy_id: str
@@ -56,7 +56,7 @@ class Collected:
         self.learning = self.policy.driver.learning
 
     def batch(self) -> SampleBatch:
-        """Returns the rows as they are now."""
+        """Returns the current rows as a batch."""
         policy = self.policy
         space, action_space = policy.observation_space, policy.action_space
         views = policy.driver.acting.input_views
@@ -78,14 +78,14 @@ class Collected:
             yield int(self.columns["unroll_id"][start]), slice(start, stop)
 
     def without(self, barred: np.ndarray) -> list[Collected]:
-        """Returns the trajectories whose last row is not barred, bool `[R]`; none if all are."""
+        """Drops trajectories whose last row is excluded, bool `[R]`; returns one or no sample."""
         pieces = [rows for _, rows in self.pieces() if not barred[rows.stop - 1]]
         if not pieces:
             return []
         return [self.taking(np.concatenate([np.arange(x.start, x.stop) for x in pieces]))]
 
     def taking(self, rows: np.ndarray) -> Collected:
-        """Returns some rows, by their numbers; a trajectory ends with the last that is taken."""
+        """Selects rows by their numbers; a trajectory ends with its last selected row."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         unrolls = columns["unroll_id"]
         taken = replace(
@@ -101,7 +101,7 @@ class Collected:
         return taken
 
     def followed_by(self, other: Collected) -> Collected:
-        """Returns the rows of both, which have the same columns."""
+        """Concatenates two sets of rows with the same columns."""
         joined = replace(
             other,
             obs=[np.concatenate(pair) for pair in zip(self.obs, other.obs, strict=True)],
@@ -115,17 +115,17 @@ class Collected:
         return joined
 
     def trajectories(self) -> Iterator[tuple[Trajectory, slice]]:
-        """Yields the rows of each trajectory, with its episode id and agent index."""
+        """Yields the episode id and agent index, and the rows, of each trajectory."""
         columns = self.columns
         for _, rows in self.pieces():
             yield tuple(int(columns[x][rows.start]) for x in ("eps_id", "agent_index")), rows
 
     def prepare(self, clip_rewards: bool | float | None, returns: np.ndarray | None) -> None:
-        """Takes the rows into the filters, and scales and clips the rewards.
+        """Updates the filters with the rows, and scales and clips the rewards.
 
         Args:
             clip_rewards: None, True (the sign) or a bound.
-            returns: `[R]`, those so far, where rewards are scaled by these.
+            returns: running returns `[R]`, if rewards are scaled by them.
         """
         learning, columns = self.learning, self.columns
         seen = columns if returns is None else {**columns, "rewards": returns}
@@ -139,7 +139,7 @@ class Collected:
 
     @property
     def packing(self) -> Packing:
-        """Where the rows stand in an array `[N, T]`."""
+        """The position of each row in an array `[N, T]`."""
         return Packing.of(self.ends) if self.shape is None else Packing(self.shape)
 
     def postprocess(self) -> None:
@@ -180,7 +180,7 @@ class Collected:
 
 
 def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarray:
-    """Returns rewards as learning sees them: their signs (True), bounded (a number), as they are.
+    """Returns rewards for learning: their signs (True), clipped (a number), or unchanged.
 
     >>> clipped_rewards(np.array([-3.0, 0.5]), True), clipped_rewards(np.array([-3.0, 0.5]), 1.0)
     (array([-1.,  1.]), array([-1. ,  0.5]))
@@ -192,19 +192,19 @@ def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarra
 
 
 def require_same_columns(policy: Policy, kept: Collection[str], given: Collection[str]) -> None:
-    """Checks that a policy acts with the columns that it acted with before.
+    """Checks that acting returns the same columns as before.
 
     Args:
         policy: acts.
-        kept: the names of the columns of acting that there are.
-        given: those that it gave now.
+        kept: the names of the existing columns.
+        given: the names of the new columns.
 
     Raises:
         UsageError: if they differ: rows of one batch have the same columns.
     """
     if set(kept) != set(given):
         raise UsageError(
-            f"{type(policy).__name__} gave the columns {sorted(given)} when it acted, but "
+            f"{type(policy).__name__} returned the columns {sorted(given)} when it acted, but "
             f"{sorted(kept)} before. Return the same extras in every call."
         )
 
@@ -212,7 +212,7 @@ def require_same_columns(policy: Policy, kept: Collection[str], given: Collectio
 def nested_columns(
     columns: dict[str, Any], ports: Sequence[Port], space: gym.Space[Any], views: Sequence[View]
 ) -> dict[str, Any]:
-    """Joins the columns of leaves, of actions and of views, to one that is nested, in place."""
+    """Joins the columns of leaves, for actions and for views, into nested columns, in place."""
     if len(ports) > 1 or ports[0].path:
         columns["actions"] = nest(space, [columns.pop(port.name) for port in ports])
     for view in views:
@@ -228,11 +228,11 @@ def seen_after(
     rows: np.ndarray,
     **sources: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """Returns the leaves of views as they are one step after some rows, `[K, ...]` each.
+    """Returns the leaves of views one step after some rows, `[K, ...]` each.
 
     Args:
-        views: what acting reads.
-        columns: those of acting.
+        views: the views that acting reads.
+        columns: the outputs of acting.
         rows: int `[K]`.
         **sources: the leaves of `obs`, `actions`, `rewards`, and of `new_obs`, `[R, ...]` each.
     """

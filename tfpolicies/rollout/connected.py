@@ -1,4 +1,4 @@
-"""Environments behind connectors: policies see and do what the connectors make of it."""
+"""Environments with connectors: policies observe and act through the connectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfpolicies.type_aliases import Structure
 
 
 def connected(envs: Environments, policy: Policy) -> Environments:
-    """Returns environments behind the connectors of the policy that acts in them, if it has any.
+    """Wraps environments with the connectors of the policy that acts in them, if it has any.
 
     Raises:
         SpaceError: if a connector does not fit the environments' spaces.
@@ -34,7 +34,7 @@ def connected(envs: Environments, policy: Policy) -> Environments:
 
 
 def connector_metrics_of(policy: Policy) -> dict[str, Any]:
-    """Returns the times of the connectors of the one policy that acts, by its id, for metrics."""
+    """Returns the connector times of the only policy, by its id, for metrics."""
     found = policy.get_connector_metrics()
     return {DEFAULT_POLICY_ID: found} if found else {}
 
@@ -42,13 +42,13 @@ def connector_metrics_of(policy: Policy) -> dict[str, Any]:
 class ConnectedEnvironments(Environments):
     """N environments whose observations, rewards and actions pass through pipelines.
 
-    What connectors remember of an episode begins anew with the next one. The state of running
-    episodes cannot be told, so that a run restored from a checkpoint starts new ones.
+    Connectors are reset when an episode ends. The state of running episodes is not available, so a
+    run that is restored from a checkpoint starts new ones.
 
     Args:
         inner: the environments.
-        agent: what is done to observations and rewards.
-        action: what is done to actions that are ready for the environment.
+        agent: transforms observations and rewards.
+        action: transforms actions, after their mapping to the environment's bounds.
 
     Raises:
         ConfigError: if a connector does not fit the spaces.

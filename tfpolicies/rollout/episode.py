@@ -1,4 +1,4 @@
-"""Episodes as callbacks and mapping functions see them, and what is reported of them."""
+"""Episodes for callbacks and mapping functions, and the metrics of finished episodes."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Episode(Extensible):
 
     Attributes:
         episode_id: a random integer below 10^18.
-        env_index: which environment of the worker.
+        env_index: the index of the environment in its worker.
         worker: the worker that samples.
         length: environment steps so far.
         total_reward: sum of the rewards so far.
-        custom_metrics: numbers of the user's, reported when the episode ends.
-        user_data: anything of the user's, not reported.
-        hist_data: lists of numbers, reported as they are.
-        media: anything, reported as it is.
-        last_infos: the last info of each agent that had one, by its id.
+        custom_metrics: the user's numbers, reported when the episode ends.
+        user_data: any data of the user, not reported.
+        hist_data: lists of numbers, reported unchanged.
+        media: any data, reported unchanged.
+        last_infos: the last info of each agent that had one, by agent id.
     """
 
     episode_id: int
@@ -71,7 +71,7 @@ class Episode(Extensible):
         return DEFAULT_POLICY_ID
 
     def get_agents(self) -> list[Any]:
-        """Returns the ids of the agents seen so far."""
+        """Returns the ids of the agents that have appeared so far."""
         return [SINGLE_AGENT]
 
     def last_info_for(self, agent_id: Hashable = SINGLE_AGENT) -> Mapping[str, Any]:
@@ -81,21 +81,21 @@ class Episode(Extensible):
     def last_observation_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
         """Returns the last observation of an agent, before filters; None if it had none yet.
 
-        At an episode's start a vector environment may not have shown it. Where there are several
-        agents, it is what `observation_fn` made of it.
+        At an episode's start a vector environment may not have returned it. With several agents, it
+        is the result of `observation_fn`.
         """
         return self._last_obs.get(agent_id)
 
     def last_raw_obs_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
-        """Is `last_observation_for`: observations are encoded in the policy."""
+        """Returns `last_observation_for`: observations are encoded in the policy."""
         return self.last_observation_for(agent_id)
 
     def last_action_for(self, agent_id: Hashable = SINGLE_AGENT) -> Any:
-        """Returns an agent's last action as the environment took it; None before the first."""
+        """Returns an agent's last action as sent to the environment; None before the first."""
         return self._last_actions.get(agent_id)
 
     def last_reward_for(self, agent_id: Hashable = SINGLE_AGENT) -> float:
-        """Returns the last reward that the environment gave an agent; 0 before the first."""
+        """Returns the last reward of an agent from the environment; 0 before the first."""
         return float(self._last_rewards.get(agent_id, 0.0))
 
     def note(
@@ -106,7 +106,7 @@ class Episode(Extensible):
         terminateds: Mapping[Any, bool] = _NOTHING,
         truncateds: Mapping[Any, bool] = _NOTHING,
     ) -> None:
-        """Takes down what agents saw, did and got last, by their ids, for callbacks to ask."""
+        """Records the last observations, actions, rewards and end flags by agent id."""
         if EXTENSIONS.records_steps:
             _keep(self._last_actions, self._prev_actions, actions)
             _keep(self._last_rewards, self._prev_rewards, rewards)
@@ -119,26 +119,26 @@ class Episode(Extensible):
     def note_acting(
         self, agents: Sequence[Any], columns: Mapping[str, np.ndarray], first: int
     ) -> None:
-        """Takes down that agents acted as the rows of `columns` from `first` on.
+        """Records the outputs of acting of agents: the rows of `columns` from `first`.
 
         Args:
             agents: their ids.
-            columns: of acting, from `own_columns`.
+            columns: the outputs of acting, from `own_columns`.
             first: the row of the first agent.
         """
         self._acted.update({agent: (columns, row) for row, agent in enumerate(agents, first)})
 
 
 def _keep(last: dict[Any, Any], previous: dict[Any, Any], new: Mapping[Any, Any]) -> None:
-    """Makes what was last the previous one, for those who have a new one."""
+    """Copies the last values to `previous` for the agents that get new ones."""
     previous.update({agent: last[agent] for agent in new if agent in last})
 
 
 class RolloutMetrics(NamedTuple):
-    """What is reported of one finished episode.
+    """The metrics of one finished episode.
 
-    `connector_metrics` has by policy id what `Policy.get_connector_metrics` said, the mean times so
-    far, of those with connectors that played in it.
+    `connector_metrics` has the results of `Policy.get_connector_metrics`, mean times so far, by
+    policy id, for the policies with connectors that acted in it.
     """
 
     episode_length: int = 0
@@ -153,15 +153,15 @@ class RolloutMetrics(NamedTuple):
 
 
 class EpisodeFollower:
-    """Keeps an `Episode` for each environment and calls the callbacks about episodes.
+    """Maintains an `Episode` for each environment and calls the callbacks about episodes.
 
-    It exists only where a callback about single episodes is overridden, or a policy asks for the
-    episodes that it acts in: it works row by row.
+    It works row by row, so it is used only if a callback about single episodes is overridden, or a
+    policy reads the episodes that it acts in.
 
     Args:
-        tell: calls the callback of a name about an episode, or the error that ended it, of the
-            environment of an index.
-        worker: that samples.
+        tell: `f(callback_name, episode_or_error, env_index)`, calls a callback about an episode or
+            the error that ended it.
+        worker: the worker that samples.
         num_envs: N.
         rng: draws episode ids.
     """
@@ -174,7 +174,7 @@ class EpisodeFollower:
         self._finished: list[list[Episode]] = [[] for _ in range(num_envs)]
 
     def start_all(self, obs: Structure) -> None:
-        """Begins a new episode in every environment, whose first observations are `obs`."""
+        """Starts a new episode in each environment; `obs` are their first observations."""
         self._finished = [[] for _ in self._finished]
         self._episodes = [self._begin(i, obs) for i in range(len(self._finished))]
 
@@ -187,7 +187,7 @@ class EpisodeFollower:
         return episode
 
     def step(self, step: Step, actions: Structure, columns: Mapping[str, np.ndarray]) -> None:
-        """Takes over one step of all environments, by actions and columns of acting `[N, ...]`."""
+        """Records one step of all environments, with actions and outputs of acting `[N, ...]`."""
         acted = own_columns(columns)
         indices, final_obs = step.final or ((), ())
         last = {int(index): k for k, index in enumerate(indices)}
@@ -213,45 +213,45 @@ class EpisodeFollower:
                 self._episodes[i] = self._begin(i, step.obs if i in last else None)
 
     def around(self, rows: Iterable[int] | None = None) -> dict[str, Any]:
-        """Returns the episodes that actions are chosen in, and their last infos, by name.
+        """Returns the running episodes and their last infos, as inputs of acting.
 
         Args:
-            rows: None: in all environments.
+            rows: indices of environments; None for all.
         """
         chosen = self._episodes if rows is None else [self._episodes[i] for i in rows]
         return {"infos": [each.last_info_for() for each in chosen], "episodes": list(chosen)}
 
     def broke(self, env_index: int, error: Exception) -> None:
-        """Ends the episode of an environment that broke: `on_episode_end` gets the error."""
+        """Ends the episode of an environment that failed: `on_episode_end` gets the error."""
         self._tell("on_episode_end", error, env_index)
         self._episodes[env_index] = self._begin(env_index)
 
     def take_finished(self, env_index: int) -> Episode:
-        """Returns the oldest finished episode of an environment, once."""
+        """Returns and removes the oldest finished episode of an environment."""
         return self._finished[env_index].pop(0)
 
     def oldest(self, env_index: int) -> Episode:
-        """Returns the oldest episode of an environment that was not taken, finished or not."""
+        """Returns the oldest episode of an environment that was not removed, finished or not."""
         return (self._finished[env_index] or self._episodes[env_index : env_index + 1])[0]
 
 
 def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the columns of acting in memory that stays as it is; `{}` if nobody could ask."""
+    """Copies the outputs of acting; returns `{}` if no extension records them."""
     return {name: x.copy() for name, x in columns.items()} if EXTENSIONS.records_steps else {}
 
 
 def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
-    """Returns metrics with what callbacks noted in an episode of any kind.
+    """Adds the custom metrics, `hist_data` and media of an episode to its metrics.
 
     Raises:
-        UsageError: naming what is no number, or no list of numbers.
+        UsageError: naming the value that is not a number, or not a list of numbers.
     """
     custom, lists = episode.custom_metrics, episode.hist_data
     for name, value in custom.items():
         if not _is_real(value):
             raise UsageError(
-                f"episode.custom_metrics[{name!r}] must be a number, got {value!r:.60}. "
-                "`episode.hist_data` takes lists of numbers, and `episode.media` anything."
+                f"episode.custom_metrics[{name!r}] must be a number, got {value!r:.60}. Use "
+                "`episode.hist_data` for lists of numbers, and `episode.media` for other data."
             )
     for name, values in lists.items():
         listed = isinstance(values, Iterable) and getattr(values, "ndim", 1) == 1
@@ -271,21 +271,21 @@ def _is_real(value: Any) -> bool:
 
 
 def _row(batch: Structure, index: int) -> Any:
-    """Returns a copy of one row, nested as the batch is."""
+    """Copies one row, nested like the batch."""
     return map_leaves(lambda leaf: np.asarray(leaf)[index].copy(), batch)
 
 
 def last_info_of(infos: Infos, index: int) -> Mapping[str, Any]:
-    """Returns the info of one environment's step, not of the reset that may have followed it."""
+    """Returns the info of an environment's step, not of the reset that may have followed it."""
     info = _info_of(infos, index)
     last: Mapping[str, Any] = info.get("final_info", info)
     return last
 
 
 def barred_in(infos: Infos, count: int) -> list[int]:
-    """Returns which of `count` environments say that steps up to this one are not to be learned.
+    """Returns the indices of environments whose info excludes the trajectory from learning.
 
-    Their info has `training_enabled`, and that is false.
+    Such an info has a false `training_enabled`.
     """
     if isinstance(infos, Mapping):
         if not infos.keys() & {"training_enabled", "final_info"}:
@@ -296,7 +296,7 @@ def barred_in(infos: Infos, count: int) -> list[int]:
 
 
 def _info_of(infos: Infos, index: int) -> Mapping[str, Any]:
-    """Returns the info of one environment, from a list of them or a vector environment's dict."""
+    """Returns the info of one environment, from a list or from a vector environment's dict."""
     if isinstance(infos, Sequence):
         return infos[index]
     own: dict[str, Any] = {}

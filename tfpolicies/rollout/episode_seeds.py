@@ -1,4 +1,4 @@
-"""The seeds of a worker: of its generators, and of its environments whenever episodes begin."""
+"""Seeds of a worker's generators, and of its environments for each round of new episodes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _EVALUATION_SEED = 10_000
 
 
 class EpisodeSeeds:
-    """Gives a worker's environments new seeds each time.
+    """Generates new seeds for a worker's environments in each call.
 
     Args:
         config: of the worker; without a seed there are none.
         worker_index: of the worker.
 
     Attributes:
-        used: how often seeds were given.
+        used: the number of calls so far.
     """
 
     def __init__(self, config: AlgorithmConfig, worker_index: int) -> None:
@@ -25,14 +25,14 @@ class EpisodeSeeds:
 
     @property
     def worker_seed(self) -> int | None:
-        """The config's plus the worker's index (plus 10000 in evaluation); None without one."""
+        """The config's seed plus the worker's index (plus 10000 in evaluation), or None."""
         seed = self._config.seed
         if seed is None:
             return None
         return int(seed + self._worker_index + _EVALUATION_SEED * self._config.in_evaluation)
 
     def for_purpose(self, purpose: str) -> list[int] | None:
-        """Returns what seeds a generator of this worker, None if the config has no seed."""
+        """Returns the seed of a generator of this worker, None if the config has no seed."""
         if self._config.seed is None:
             return None
         return [self._config.seed, self._worker_index, sum(purpose.encode())]
@@ -40,8 +40,8 @@ class EpisodeSeeds:
     def next(self, num_envs: int, *, evaluation: bool = False) -> list[int] | None:
         """Returns a new seed for each environment, or None if the config has no seed.
 
-        They depend on the seed, the worker's index, the environment's index, and on how often this
-        was called.
+        They depend on the seed, the worker's index, the environment's index, and the number of
+        calls.
         """
         calls, self.used = self.used, self.used + 1
         seed = self._config.seed

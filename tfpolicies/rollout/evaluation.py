@@ -1,4 +1,4 @@
-"""Playing whole episodes with a policy, without learning from them."""
+"""Plays whole episodes with a policy without learning from them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def play(worker: Worker, amount: int, *, by_episodes: bool, seconds: float | Non
 
     Args:
         worker: a `RolloutWorker`.
-        amount: how many episodes to play, or how many steps at least.
-        by_episodes: which of the two.
-        seconds: after which only what has ended counts; None for no limit.
+        amount: the number of episodes, or the minimum number of steps.
+        by_episodes: whether `amount` counts episodes.
+        seconds: time limit; episodes that have not ended by then do not count. None for no limit.
 
     Raises:
         UsageError: if the worker was stopped.
@@ -49,20 +49,21 @@ def play_episodes(
     times: StepTimes | None = None,
     follower: EpisodeFollower | None = None,
 ) -> list[RolloutMetrics]:
-    """Plays whole episodes and returns their lengths and returns.
+    """Plays whole episodes and returns their metrics.
 
-    Every environment plays its own share of the episodes or steps, the first ones longer shares of
-    episodes: taking those that end first from all environments would favour short episodes. An
-    environment begins a new episode as long as it has not done its share, and ends every episode
-    that it began.
+    Each environment plays a fixed share of the episodes or steps; when counting episodes, the first
+    environments get the remainder. Collecting whichever episodes end first would favour short
+    episodes. An environment starts new episodes until its share is done, and finishes every episode
+    that it started.
 
     Args:
-        policy: acts; whether it explores is its own config.
+        policy: acts; its own config says whether it explores.
         envs: start new episodes.
-        goal: how many.
+        goal: how much to play.
         seeds: one for each environment.
-        times: those of steps before, to be added to.
-        follower: follows the episodes for callbacks; None: only for a policy that asks for them.
+        times: accumulates the times of steps; None for a new `StepTimes`.
+        follower: tracks the episodes for callbacks; None creates one only for a policy that reads
+            the episodes it acts in.
     """
     times = StepTimes() if times is None else times
     space_leaves = leaves(envs.observation_space)
@@ -80,7 +81,7 @@ def play_episodes(
         follower.start_all(first)
         if memory.driver.acting.reads_episodes:
             memory.around = follower.around
-    done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
+    done = np.zeros(count, np.int64)  # episodes or steps, in the unit of the shares
     steps, report_at = 0, LONG
     while (done < shares).any() and now() < goal.limit:
         connecting = envs.connecting

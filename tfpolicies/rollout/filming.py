@@ -1,4 +1,4 @@
-"""Playing episodes in an environment that is looked at."""
+"""Records episodes: wraps an environment so that its frames are rendered while a policy plays."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from tfpolicies.type_aliases import Structure
 AnyEnv = gym.Env[Any, Any] | MultiAgentEnv
 
 Show = Callable[[np.ndarray, int, float], None]
-"""Takes a picture, the steps of the episode so far, and its return so far."""
+"""Called with a frame, the steps of the episode so far, and its return so far."""
 
 Play = Callable[[int], RolloutMetrics]
 """Plays the episode of a seed."""
 
 
 class Camera:
-    """Follows an environment from the reset with a seed to the end of the episode.
+    """Renders an environment from a reset with a seed to the end of that episode.
 
-    What comes after that, until the next seed, is not part of an episode that anybody plays.
+    Steps after that, until the next seeded reset, are not recorded.
 
     Args:
-        show: takes what the environment shows; None where nothing is to be asked for.
-        max_steps: after which an episode is cut.
+        show: receives the frames; None to render nothing.
+        max_steps: episodes are truncated after this many steps.
 
     Attributes:
-        fps: steps a second, as the environment wants to be shown.
+        fps: frames per second, as the environment declares them.
     """
 
     def __init__(self, show: Show | None, max_steps: int) -> None:
@@ -50,18 +50,18 @@ class Camera:
         self._steps, self._return = 0, 0.0
 
     def in_front_of(self, env: AnyEnv) -> Any:
-        """Returns an environment that does what `env` does, and is followed."""
+        """Wraps an environment so that its episodes are recorded."""
         self.fps = render_fps(env)
         return _FilmedAgents(env, self) if isinstance(env, MultiAgentEnv) else _Filmed(env, self)
 
     def started(self, env: AnyEnv, seed: int | None) -> None:
-        """Is told of the beginning of an episode."""
+        """Records the start of an episode."""
         self._runs = seed is not None
         self._steps, self._return = 0, 0.0
         self._look(env)
 
     def stepped(self, env: AnyEnv, reward: float, *, ended: bool) -> bool:
-        """Is told of a step; returns whether the episode is to be cut."""
+        """Records a step; returns whether the episode must be truncated."""
         self._steps += 1
         self._return += reward
         self._look(env)
@@ -71,7 +71,7 @@ class Camera:
 
     def _look(self, env: AnyEnv) -> None:
         if self._runs and self._show is not None:
-            # the first one of an episode opens SDL, as pygame does for each environment
+            # The first frame of an episode opens SDL, as pygame does for each environment.
             quiet = quiet_drawing() if self._steps == 0 else contextlib.nullcontext()
             with quiet:
                 pictures = pictures_of(env)
@@ -80,7 +80,7 @@ class Camera:
 
 
 class _Filmed(gym.Wrapper):
-    """An environment with one agent before a camera."""
+    """A recorded environment with one agent."""
 
     def __init__(self, env: gym.Env, camera: Camera) -> None:
         super().__init__(env)
@@ -89,7 +89,7 @@ class _Filmed(gym.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        del options  # nobody here gives any
+        del options  # never passed
         found = self.env.reset(seed=seed)
         self._camera.started(self.env, seed)
         return found
@@ -102,7 +102,7 @@ class _Filmed(gym.Wrapper):
 
 
 class _FilmedAgents(MultiAgentEnv):
-    """An environment with several agents before a camera."""
+    """A recorded environment with several agents."""
 
     def __init__(self, env: MultiAgentEnv, camera: Camera) -> None:
         self.env = env
@@ -141,11 +141,11 @@ class _FilmedAgents(MultiAgentEnv):
 def on_stage(
     policy: Policy, make: Callable[[EnvContext], Any], *, allow_other_spaces: bool
 ) -> Iterator[Play]:
-    """Gives what plays episodes with one policy, as evaluations do.
+    """Yields a function that plays episodes with one policy, as evaluations do.
 
     Args:
-        policy: acts; whether it explores is its own config.
-        make: makes the environment.
+        policy: acts; its own config says whether it explores.
+        make: creates the environment.
         allow_other_spaces: see `require_trained_spaces`.
 
     Raises:

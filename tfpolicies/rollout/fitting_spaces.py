@@ -1,4 +1,4 @@
-"""Whether a policy's spaces fit those of the agents that it acts for."""
+"""Checks that the spaces of policies are compatible with those of environments and agents."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tfpolicies.policy.policy import Policy
 
 logger = logging.getLogger("tfpolicies")
 
-Spaces = tuple[Any, Any]  # of observations and of actions
+Spaces = tuple[Any, Any]  # observation space and action space
 
 _NAMES = ("observation_space", "action_space")
-_DIFFERENCES = ("parts", "kind", "shape", "number of values", "dtype", "bounds")  # by weight
+_DIFFERENCES = ("parts", "kind", "shape", "number of values", "dtype", "bounds")  # worst first
 _PLURALS = ("parts", "bounds")
-_OF_NUMBERS = ("dtype", "bounds")  # for which weights fit all the same
+_OF_NUMBERS = ("dtype", "bounds")  # differences that leave weights usable
 _NESTED = (spaces.Dict, spaces.Tuple)
-_MOST_AGENTS = 4096  # that are remembered per policy
+_MOST_AGENTS = 4096  # remembered per policy
 
 
 def require_fitting_spaces(
@@ -35,18 +35,18 @@ def require_fitting_spaces(
     observation_space: gym.Space[Any] | None,
     action_space: gym.Space[Any] | None,
 ) -> None:
-    """Checks that a policy can read what an environment gives, and that its actions are allowed.
+    """Checks that a policy can read an environment's observations and that its actions are allowed.
 
-    Refused is only what cannot be right: leaves of another shape, floats where integers are meant,
-    numbers out of the range of a Discrete or its like, and parts that are missing. Bounds and
-    precisions of Boxes may differ, and observations may have parts that the policy does not read.
+    Rejects only what cannot be right: leaves of another shape, floats where integers are expected,
+    numbers out of the range of a discrete space, and missing parts. Bounds and precisions of Boxes
+    may differ, and observations may have parts that the policy does not read.
 
     Args:
         policy_id: of the policy.
-        policy: one whose spaces are no Gymnasium spaces is not checked.
-        whose: the spaces are, for the message.
-        observation_space: of the environment; anything but a space is not checked.
-        action_space: likewise.
+        policy: not checked if its spaces are not Gymnasium spaces.
+        whose: names the owner of the spaces in the message.
+        observation_space: of the environment; ignored unless it is a Gymnasium space.
+        action_space: of the environment; ignored unless it is a Gymnasium space.
 
     Raises:
         SpaceError: naming both spaces.
@@ -60,9 +60,9 @@ def require_fitting_spaces(
             continue
         why = "which cannot hold its actions" if acts else "which it cannot read"
         raise SpaceError(
-            f"Policy {policy_id!r} has the {name} {mine}, but {whose} has {own}, {why}. Leave "
-            f"{name} out of the PolicySpec to take the environment's, let another policy act "
-            f"there, or correct the environment's {name} (a Dict by agent id where agents have "
+            f"Policy {policy_id!r} has the {name} {mine}, but {whose} has {own}, {why}. Omit "
+            f"{name} in the PolicySpec to use the environment's, let another policy act "
+            f"there, or correct the environment's {name} (a Dict by agent id if agents have "
             "different ones)."
         )
 
@@ -70,19 +70,19 @@ def require_fitting_spaces(
 def require_trained_spaces(
     policy_id: str, trained: Spaces, given: Spaces, *, allow_other: bool
 ) -> None:
-    """Checks that an environment has the spaces that a policy was trained in.
+    """Checks that an environment has the spaces that a policy was trained with.
 
-    Other bounds of observations are told in one line of the log; all else that differs is refused.
+    Other bounds of observations are only logged; any other difference is an error.
 
     Args:
         policy_id: of the policy.
         trained: spaces of the policy when it was saved.
-        given: those of the environment that it is to act in, behind connectors; what is no space
-            is not compared.
-        allow_other: goes on where dtypes or bounds differ, which weights do not depend on.
+        given: spaces of the environment after connectors; compared only if they are Gymnasium
+            spaces.
+        allow_other: accepts other dtypes and bounds, on which weights do not depend.
 
     Raises:
-        SpaceError: naming both spaces, what differs, and what to do.
+        SpaceError: naming both spaces, the difference, and what to do.
     """
     for name, mine, own in zip(_NAMES, trained, given, strict=True):
         if not isinstance(mine, gym.Space) or not isinstance(own, gym.Space):
@@ -98,10 +98,10 @@ def require_trained_spaces(
             )
         elif what is not None and not (allow_other and what in _OF_NUMBERS):
             advice = (
-                "If you mean that, give allow_other_spaces=True (`--allow-other-spaces`)"
+                "If that is intended, pass allow_other_spaces=True (`--allow-other-spaces`)"
                 if what in _OF_NUMBERS
-                else "Its weights are of no use there: give an environment with the spaces that "
-                "the policy was trained for, or train a new one"
+                else "Its weights cannot be used there: give an environment with the spaces that "
+                "the policy was trained for, or train a new policy"
             )
             raise SpaceError(
                 f"Policy {policy_id!r} was trained with the {name} {mine}, but the environment has "
@@ -110,7 +110,7 @@ def require_trained_spaces(
 
 
 def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
-    """Returns the weightiest thing in which two spaces differ; None if they are equal.
+    """Returns the most important difference of two spaces; None if they are equal.
 
     >>> difference(spaces.Discrete(2), spaces.Discrete(3))
     'number of values'
@@ -137,15 +137,14 @@ def difference(one: gym.Space[Any], other: gym.Space[Any]) -> str | None:
 
 
 def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False) -> bool:
-    """Whether elements of one space can be taken for elements of another.
+    """Returns whether each element of `narrow` is also valid for `wide`.
 
-    Spaces that are neither Dict, Tuple, Box, Discrete, MultiDiscrete nor MultiBinary are not
-    compared.
+    Spaces other than Dict, Tuple, Box, Discrete, MultiDiscrete and MultiBinary are not compared.
 
     Args:
-        wide: the space that is to hold them.
-        narrow: where they are from.
-        in_part: whether the elements may have parts that `wide` lacks.
+        wide: the space that must contain the elements.
+        narrow: the space of the elements.
+        in_part: whether elements may have parts that `wide` lacks.
 
     >>> holds(spaces.Discrete(5), spaces.Discrete(2)), holds(spaces.Discrete(2), spaces.Discrete(5))
     (True, False)
@@ -173,7 +172,7 @@ def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> dict[Any, gym.Space[Any]]:
 
 
 def _range(space: Any) -> tuple[Any, Any]:
-    """Returns the least and the largest number of a Discrete or its like."""
+    """Returns the smallest and the largest number of a discrete space."""
     if isinstance(space, spaces.MultiBinary):
         return 0, 1
     count = space.n if isinstance(space, spaces.Discrete) else space.nvec
@@ -181,10 +180,10 @@ def _range(space: Any) -> tuple[Any, Any]:
 
 
 class AgentSpaces:
-    """Checks the spaces of policies and agents when they meet, once for each pair.
+    """Checks the spaces of policies and agents, once for each pair.
 
     Args:
-        observed: whether policies observe what environments give; not so behind an
+        observed: whether policies get the environment's own observations; False with an
             `observation_fn`.
     """
 
@@ -195,8 +194,8 @@ class AgentSpaces:
     def check(self, env: object, agent: Hashable, policy_id: str, policy: Policy) -> None:
         """Checks that a policy can act for an agent; see `require_fitting_spaces`.
 
-        What the environment does not tell is not checked; nor is what stands behind connectors,
-        which check what they take.
+        Spaces that the environment does not define are not checked, nor are spaces before or after
+        connectors: these check their input themselves.
 
         Raises:
             SpaceError: if it cannot.
@@ -217,9 +216,9 @@ class AgentSpaces:
 
 
 def space_of(env: MultiAgentEnv, name: str, agent: Hashable) -> gym.Space[Any] | None:
-    """Returns the `observation_space` or `action_space` of an agent; None if nobody tells it."""
+    """Returns the `observation_space` or `action_space` of an agent; None if it is not defined."""
     try:
         space: gym.Space[Any] = getattr(env, f"{name}_of")(agent)
         return space
-    except EnvError:  # it has none, or none for this agent
+    except EnvError:  # not defined, or not for this agent
         return None

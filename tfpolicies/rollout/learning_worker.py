@@ -1,4 +1,4 @@
-"""Workers that learn: several policies from one batch, each from its own rows."""
+"""Base class of workers that learn: updates each policy from its own rows of a batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tfpolicies.rollout.worker import Worker
 from tfpolicies.rollout.worker_policies import WorkerPolicies
 
 Gradients = Sequence[Any] | Mapping[str, Any]
-"""Those of the default policy, or of several by id."""
+"""Gradients of the default policy, or of several policies by id."""
 
 
 class LearningWorker(Worker):
-    """Base class of `RolloutWorker`: updates the policies that are trained."""
+    """Base class of `RolloutWorker` with the methods that update policies."""
 
     policies: WorkerPolicies
 
@@ -41,22 +41,22 @@ class LearningWorker(Worker):
         Args:
             expected_batch_size: what `batch.count` must be.
             num_sgd_iter: epochs.
-            sgd_minibatch_size: rows of an update; 0 for all rows at once.
-            standardize_fields: columns that get mean 0 and standard deviation 1 first.
+            sgd_minibatch_size: rows per update; 0 for all rows at once.
+            standardize_fields: columns to standardize to mean 0 and standard deviation 1 first.
 
         Returns:
-            The results by policy id (of a policy written by hand, that of its last minibatch),
-            and the count of the batch.
+            The results by policy id (for a custom policy, the result of its last minibatch), and
+            the count of the batch.
 
         Raises:
             UsageError: if the batch has another count; also an AssertionError.
-            MissingColumnError: if there is no such column to standardize; nobody learns then.
+            MissingColumnError: if a column to standardize does not exist; no policy learns then.
         """
         batch = self.sample()
         if batch.count != expected_batch_size:
             raise UsageError(
                 f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
-                f"worker gave {batch.count}; see rollout_fragment_length."
+                f"worker returned {batch.count}; see rollout_fragment_length."
             )
         by_policy, results = self._select_rows(batch), {}
         for rows in by_policy.values():
@@ -70,10 +70,10 @@ class LearningWorker(Worker):
         return results, batch.count
 
     def learn_on_batch(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, Any]:
-        """Updates each policy that is trained on its part of a batch; returns results by id.
+        """Updates each trainable policy on its part of a batch; returns results by policy id.
 
         Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+            UnknownPolicyError: if a policy id does not exist; nothing is changed then.
         """
         return {
             policy_id: self.policy_map[policy_id].learn_on_batch(rows)
@@ -83,12 +83,12 @@ class LearningWorker(Worker):
     def compute_gradients(
         self, samples: SampleBatch | MultiAgentBatch, single_agent: bool | None = None
     ) -> tuple[Gradients, dict[str, Any]]:
-        """Returns gradients of a batch and their statistics, which `apply_gradients` takes.
+        """Returns the gradients of a batch, for `apply_gradients`, and their statistics.
 
         Args:
             samples: the batch.
-            single_agent: True: of the default policy alone, as a list with its info. Otherwise
-                both are dicts by the ids of the policies that are trained, the info with
+            single_agent: True returns the gradients of the default policy as a list, with its info.
+                Otherwise both are dicts by the ids of the trainable policies; the info also has
                 `batch_count`.
 
         Raises:
@@ -107,12 +107,12 @@ class LearningWorker(Worker):
         return by_policy, {**infos, "batch_count": samples.count}
 
     def apply_gradients(self, grads: Gradients) -> None:
-        """Applies gradients: a list to the default policy, a dict by the ids of policies.
+        """Applies gradients: a list to the default policy, a dict by policy id.
 
-        Those of policies that are not trained are left out.
+        Gradients of policies that are not trained are ignored.
 
         Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+            UnknownPolicyError: if a policy id does not exist; nothing is changed then.
         """
         by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
         policies = {policy_id: self.policy_map[policy_id] for policy_id in by_policy}
@@ -121,13 +121,7 @@ class LearningWorker(Worker):
                 policy.apply_gradients(by_policy[policy_id])
 
     def _select_rows(self, samples: SampleBatch | MultiAgentBatch) -> dict[str, SampleBatch]:
-        """Returns the rows of a batch whose policies are trained on it, by policy id.
-
-        They are readable: what was compressed is unpacked in copies.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id.
-        """
+        """Returns the decompressed rows of each policy that is trained on a batch, by policy id."""
         batch = samples.as_multi_agent()
         for policy_id in batch.policy_batches:
             self.policy_map.handle(policy_id)
@@ -139,12 +133,12 @@ class LearningWorker(Worker):
     def _require_default_rows(self, batch: MultiAgentBatch) -> SampleBatch:
         if set(batch.policy_batches) != {DEFAULT_POLICY_ID}:
             raise UsageError(
-                "single_agent=True needs a batch of the default policy alone, got one of "
+                "single_agent=True needs a batch of only the default policy, got one of "
                 f"{sorted(batch.policy_batches)}."
             )
         return _unpack(batch.policy_batches[DEFAULT_POLICY_ID])
 
 
 def _unpack(batch: SampleBatch) -> SampleBatch:
-    """Returns the batch with its observations unpacked, leaving the caller's as it is."""
+    """Decompresses observations in a copy."""
     return batch.copy(shallow=True).decompress_if_needed()

@@ -1,4 +1,4 @@
-"""Summaries of episodes."""
+"""Summaries of finished episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfpolicies.rollout.episode import RolloutMetrics
 _NAN = float("nan")
 
 LEAST_RECENT_EPISODES = 5
-"""How many of the newest episodes count as recent, however long they are."""
+"""The number of newest episodes that always count as recent, however long they are."""
 
 
 def summarize_episodes(
@@ -23,15 +23,15 @@ def summarize_episodes(
     *,
     keep_custom_metrics: bool = False,
 ) -> dict[str, Any]:
-    """Returns means, minima and maxima over episodes; NaN where there are none.
+    """Returns means, minima and maxima over episodes; NaN without episodes.
 
     `sampler_perf` has the means of `perf_stats` (see `StepTimes.means`) over the episodes that have
-    them, and `connector_metrics` those of the times of connectors, of all policies together.
+    them; `connector_metrics` has the mean times of connectors over all policies.
 
     Args:
         episodes: those of the smoothing window, oldest first.
-        new_episodes: how many of them are of this iteration; all by default.
-        keep_custom_metrics: give lists of custom metrics, a value per episode.
+        new_episodes: how many of them ended in this iteration; all by default.
+        keep_custom_metrics: return lists of custom metrics, with one value per episode.
 
     >>> summary = summarize_episodes([RolloutMetrics(3, 2.0), RolloutMetrics(5, 4.0)])
     >>> summary["episode_reward_mean"], summary["episode_len_mean"], summary["episodes_this_iter"]
@@ -73,15 +73,15 @@ def summarize_episodes(
 
 
 def summarize_recent_returns(episodes: Sequence[RolloutMetrics], steps: int) -> dict[str, float]:
-    """Returns what the newest episodes returned: those that fit into `steps`, but at least 5.
+    """Summarizes the returns of the newest episodes that fit into `steps`, at least 5 episodes.
 
     Args:
-        episodes: finished ones, oldest first; those that are faulty are left out.
-        steps: environment steps of all returned episodes together.
+        episodes: finished ones, oldest first; faulty ones are ignored.
+        steps: maximum number of environment steps of these episodes together.
 
     Returns:
-        `mean`, `std`, `min` and `max` of their returns, NaN where there are none; how many
-        `episodes` there are, and the `env_steps` of all of them.
+        `mean`, `std`, `min` and `max` of their returns (NaN without episodes), the number of
+        `episodes`, and their total `env_steps`.
 
     >>> episodes = [RolloutMetrics(200, -float(i)) for i in range(10)]
     >>> recent = summarize_recent_returns(episodes, 1250)
@@ -107,7 +107,7 @@ def summarize_recent_returns(episodes: Sequence[RolloutMetrics], steps: int) -> 
 
 
 def _connector_times(episodes: Sequence[RolloutMetrics]) -> Iterator[Mapping[str, float]]:
-    """Yields the times of each pipeline of each policy in each episode, by connector."""
+    """Yields the times of each pipeline, of each policy, in each episode."""
     for episode in episodes:
         for pipelines in episode.connector_metrics.values():
             yield from pipelines.values()
@@ -123,13 +123,11 @@ def _summarize_custom(custom: Mapping[str, Sequence[float]]) -> dict[str, float]
 
 
 def _means(of_episodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Returns the mean of what there is under each name."""
     gathered = _gathered(of_episodes)
     return {name: sum(values) / len(values) for name, values in gathered.items()}
 
 
 def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns what there is under each name."""
     found: dict[str, list[Any]] = {}
     for named in of_episodes:
         for name, value in named.items():
@@ -141,10 +139,10 @@ def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def metrics_state(metrics: Sequence[RolloutMetrics]) -> list[list[Any]]:
-    """Returns what was reported of episodes as lists, numbers, texts and agent ids.
+    """Returns the metrics of episodes as lists, numbers, strings and agent ids.
 
-    Custom metrics and `hist_data` must be numbers, as they are for summaries; `media` may be
-    anything and is left out, and so are times.
+    Custom metrics and `hist_data` must be numbers, as in summaries. `media` may be anything, so it
+    is not included, nor are times.
 
     >>> state = metrics_state([RolloutMetrics(3, 2.0, {("a", "p"): 2.0}), RolloutMetrics(0)])
     >>> restored_metrics(state)[0].agent_rewards
@@ -164,9 +162,9 @@ def metrics_state(metrics: Sequence[RolloutMetrics]) -> list[list[Any]]:
 
 
 def restored_metrics(state: Sequence[Sequence[Any]]) -> list[RolloutMetrics]:
-    """Returns the metrics that `metrics_state` was called on.
+    """Returns the metrics that `metrics_state` was called with.
 
-    Lists may end after the reward, as those of older checkpoints do; the rest is empty then.
+    Lists of older checkpoints end after the reward; the other fields are empty then.
     """
     return [_restored(*values) for values in state]
 

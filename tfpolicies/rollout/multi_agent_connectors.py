@@ -1,22 +1,23 @@
-"""The connectors of policies, where environments have several agents.
+"""The connectors of policies in multi-agent environments.
 
-Each policy has its own. In every step what its agents of all environments observed goes through
-them in one call, and so do the actions of its agents. What stands where:
+Each policy has its own connectors. In every step they are called once for the observations of all
+its agents in all sub-environments, and once for their actions. The order is:
 
-* An environment's observations pass `observation_fn`, then the policy's agent connectors. What
-  comes out is what the policy acts on and what batches hold, last observations of trajectories
-  included. Filters and action masks belong to the policy, so they come after connectors.
-* Rewards add up until the agent's next observation and go through the agent connectors with it; if
-  there is none before the agent is done, its last one stands in. Metrics, previous rewards that a
-  model reads, and batches have what comes out; `clip_rewards` and `reward_filter` come later, and
-  change batches alone. Rewards of who never observed anything are counted as they are.
+* An environment's observations pass `observation_fn`, then the policy's agent connectors. The
+  policy acts on the result, and batches hold it, including last observations of trajectories.
+  Filters and action masks belong to the policy, so they come after connectors.
+* Rewards are summed until the agent's next observation and pass the agent connectors with it. If
+  the agent is done without another observation, the previous one is repeated. Metrics, previous
+  rewards that a model reads, and batches have the result; `clip_rewards` and `reward_filter` come
+  later, and change only batches. Rewards of agents that never observed anything are counted
+  unchanged.
 * Actions are mapped to the environment's bounds by the policy (`normalize_actions`,
-  `clip_actions`), then pass its action connectors. Batches have them as they were before both.
+  `clip_actions`), then pass its action connectors. Batches have the actions before both.
 
-Connectors know an agent by its environment and its number in the episode. They are reset when an
-episode of an environment ends, in whatever way; an agent that left does not come back under its
-number before. An agent whose observations its policy's connectors cannot take is refused when it is
-mapped to the policy.
+Connectors identify an agent by its environment and its index in the episode. They are reset when
+an episode ends for any reason; an agent that left does not return under its earlier index. An
+agent whose observations its policy's connectors do not accept is rejected when it is mapped to the
+policy.
 """
 
 from __future__ import annotations
@@ -46,25 +47,26 @@ from tfpolicies.rollout.policy_connection import (
 
 
 class _Group(NamedTuple):
-    """Agents of one copy and one policy that observed something in a step, or one that is done."""
+    """Agents of one sub-environment and policy with an observation, or one that is done."""
 
     copy: Copy
     agents: Sequence[Any]
     seats: np.ndarray  # int64 [K]
-    observed: list[Any]  # K of them, which give way to what connectors make of them; or none
-    ended: int | None = None  # the unroll id of who is done
+    observed: list[Any]  # K observations, which connectors replace in place; or none
+    ended: int | None = None  # the unroll id of an agent that is done
 
 
 class Connections:
-    """The connectors of all policies that act in a sampler.
+    """The connectors of all policies in a sampler.
 
     Args:
         envs: the environments.
-        ledger: with the seats and the policies' rows.
-        space_is_known: whether agents observe what the environment's spaces say.
+        ledger: the transition table, with the slots and the policies' rows.
+        space_is_known: whether agents get the environment's own observations.
 
     Attributes:
-        connected: the rows of policies with connectors; where there are none, nobody has to `see`.
+        connected: the rows of policies with connectors; if there are none, `see` need not be
+            called.
     """
 
     def __init__(
@@ -74,10 +76,10 @@ class Connections:
         self._envs = envs
         self._ledger = ledger
         self._space_is_known = space_is_known
-        self._done: list[tuple[PolicyRows, _Group]] = []  # in the present step
+        self._done: list[tuple[PolicyRows, _Group]] = []  # in the current step
 
     def connect(self, rows: PolicyRows) -> None:
-        """Gives a policy's rows their connection, if it has connectors."""
+        """Adds the connectors of a policy, if it has any, to its rows."""
         if pipelines_of(rows.policy) is NO_PIPELINES:
             return
         rows.connection = Connection(rows, self._ledger.seats, self._space_of)
@@ -85,12 +87,12 @@ class Connections:
         self.connected.append(rows)
 
     def is_outdated(self, rows: PolicyRows) -> bool:
-        """Whether a policy has other connectors now than when it began to act."""
+        """Returns whether a policy has other connectors now than when it started to act."""
         held = NO_PIPELINES if rows.connection is None else rows.connection.pipelines
         return has_others(rows.policy, held)
 
     def disconnect(self, rows: PolicyRows) -> None:
-        """Forgets the rows of a policy that is gone."""
+        """Removes the rows of a policy that no longer exists."""
         self.connected = [each for each in self.connected if each is not rows]
 
     def _space_of(self, env_id: int, agent: Hashable) -> spaces.Space[Any] | None:
@@ -102,16 +104,16 @@ class Connections:
     def end(
         self, copy: Copy, rows: PolicyRows, agent: Hashable, unroll: int, observed: tuple[Any, ...]
     ) -> None:
-        """Takes down that an agent is done; `observed` is its last observation, if it has one."""
+        """Records that an agent is done; `observed` has its last observation, if it has one."""
         seats = np.array([copy.episode.seat_of[agent]])
         self._done.append((rows, _Group(copy, (agent,), seats, list(observed), unroll)))
 
     def begin(self, copies: Sequence[Copy]) -> None:
-        """Sends the first observations of new episodes through; connectors forget those before.
+        """Resets connectors for new episodes and sends their first observations through.
 
         Raises:
             EnvError: if an observation is not of the space, or not finite; it names the agent.
-            ObservationError: if connectors give what their policy cannot take.
+            ObservationError: if connectors return values that their policy does not accept.
         """
         if not (self.connected and copies):
             return
@@ -122,7 +124,7 @@ class Connections:
             self._send(rows, groups)
 
     def see(self, copies: Sequence[Copy]) -> None:
-        """Sends what copies gave in a step through: observations, and what agents earned by then.
+        """Sends the observations and rewards of a step through the connectors.
 
         Raises:
             EnvError, ObservationError: see `begin`.
@@ -139,7 +141,7 @@ class Connections:
                     copy.episode.total_reward += float(by_env[copy.index])
 
     def _groups(self, copies: Sequence[Copy]) -> dict[PolicyRows, list[_Group]]:
-        """Returns by policy who observed something in copies, then who is done without that."""
+        """Returns the agents with observations by policy, then those that are done without one."""
         found: dict[PolicyRows, list[_Group]] = {}
         for copy in copies:
             for part, observed in copy.pending:
@@ -148,22 +150,22 @@ class Connections:
                     found.setdefault(part.rows, []).append(group)
         done, self._done = self._done, []
         for rows, group in sorted(done, key=lambda pair: not pair[1].observed):
-            if group.copy in copies:  # others broke
+            if group.copy in copies:  # the others failed
                 found.setdefault(rows, []).append(group)
         return found
 
     def _send(
         self, rows: PolicyRows, groups: Sequence[_Group], earned: np.ndarray | None = None
     ) -> tuple[np.ndarray, Any]:
-        """Sends what agents observed through, to where it waits.
+        """Sends observations through the connectors, and replaces them by the result.
 
         Args:
             rows: of the agents' policy.
             groups: the agents.
-            earned: by seat, what goes along as rewards; None where there are none yet.
+            earned: rewards by slot; None if there are none yet.
 
         Returns:
-            The seats of all, int64 `[K]`, and their rewards, float64 `[K]` or None.
+            The slots of all agents, int64 `[K]`, and their rewards, float64 `[K]` or None.
         """
         seats = np.concatenate([group.seats for group in groups])
         connection: Connection = rows.connection
@@ -186,7 +188,7 @@ class Connections:
         return seats, rewards
 
     def metrics(self, episode: MultiAgentEpisode) -> dict[str, Any]:
-        """Returns the times of the connectors of the policies that play in an episode, by id."""
+        """Returns the connector times of the policies that act in an episode, by id."""
         if not self.connected:
             return {}
         ids = {episode.policy_for(agent) for agent in episode.seat_of}
@@ -197,11 +199,11 @@ class Connections:
 def explain_observations(
     envs: MultiAgentEnvironments, waiting: Iterable[tuple[Copy, Sequence[Any], Sequence[Any]]]
 ) -> None:
-    """Raises an `EnvError` about the first observation that is not of its space, if one is not.
+    """Raises an `EnvError` about the first observation that is not of its space, if there is one.
 
     Args:
-        envs: gave them.
-        waiting: copies, with agents of theirs and what these observed.
+        envs: the environments.
+        waiting: sub-environments, with their agents and these agents' observations.
     """
     for copy, agents, observed in waiting:
         what = f"`reset` or `step` of {envs.repairs.name(copy.index).lower()}"
@@ -209,15 +211,15 @@ def explain_observations(
 
 
 def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, what: str) -> None:
-    """Checks the observations of one copy one by one, as they are before connectors.
+    """Checks the observations of one sub-environment, as they are before connectors.
 
     Args:
         obs: by agent id.
-        episode: says which policy acts for an agent.
-        what: gave them, for messages.
+        episode: maps agents to policies.
+        what: names the source of the observations in messages.
 
     Raises:
-        EnvError: if one is of "__all__", not of the space that its policy is given, or not finite.
+        EnvError: if one is of "__all__", not of the space of its policy's input, or not finite.
     """
     for agent, each in obs.items():
         if agent == ALL:
@@ -225,7 +227,7 @@ def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, what:
         policy_id = episode.policy_for(agent)
         policy = episode.policies[policy_id]
         pipeline = policy.agent_connectors
-        if pipeline is None or pipeline.is_connected:  # else its first agent tells the space
+        if pipeline is None or pipeline.is_connected:  # else the first agent sets its space
             space = policy.observation_space if pipeline is None else pipeline.space
             whose = f"observation of agent {agent!r} that {what} gave policy {policy_id!r}"
             check_observation(space, each, whose)

@@ -1,4 +1,4 @@
-"""Episodes with several agents: as callbacks see them, and as the sampler follows them."""
+"""Multi-agent episodes as callbacks see them, and their state in the sampler."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MOST_CASTS = 256
 class MultiAgentEpisode(Episode):
     """One episode of one multi-agent environment.
 
-    Which policy acts for an agent is asked once, with the mapping function that was in force when
-    the episode was created; if its policy was removed since then, with the present one.
+    An agent is mapped to a policy once, with the mapping function at the time the episode was
+    created. If that policy was removed since then, the present mapping function is used.
     """
 
     mapping_fn: Any = None
-    worker_policies: Any = None  # have the present one
+    worker_policies: Any = None  # have the present mapping function
     policies: Mapping[str, Any] = field(default_factory=dict)
     seat_of: dict[Any, int] = field(default_factory=dict)
-    seats: Any = None  # those of all agents
-    admit: Any = None  # f(episode, agent, policy_id), which raises an error if they do not fit
+    seats: Any = None  # the slots of all agents
+    admit: Any = None  # f(episode, agent, policy_id), raises if their spaces are incompatible
     _policy_ids: dict[Any, str] = field(default_factory=dict)
     _rewards: dict[tuple[Any, str], float] | None = None
 
@@ -66,9 +66,9 @@ class MultiAgentEpisode(Episode):
         known = sorted(map(str, self.policies))
         if present is default_policy_mapping:
             raise UnknownPolicyError(
-                f"Nothing says which of the policies {known} acts for agent {agent_id!r}: give "
-                "multi_agent(policy_mapping_fn=...), a function (agent_id, episode, worker, "
-                "**kwargs) -> policy_id."
+                f"There is no policy_mapping_fn that maps agent {agent_id!r} to one of the "
+                f"policies {known}: set multi_agent(policy_mapping_fn=...), a function (agent_id, "
+                "episode, worker, **kwargs) -> policy_id."
             )
         raise UnknownPolicyError(
             f"policy_mapping_fn returned invalid policy id {policy_id!r} for agent {agent_id!r}; "
@@ -77,26 +77,26 @@ class MultiAgentEpisode(Episode):
         )
 
     def get_agents(self) -> list[Any]:
-        """Returns the ids of the agents seen so far, in the order of their appearance."""
+        """Returns the ids of the agents that have appeared so far, in order."""
         return list(self._policy_ids)
 
     def set_policies(self, policy_ids: Mapping[Any, str]) -> None:
-        """Takes over which policy acts for which agent, as a checkpoint has it."""
+        """Restores the policy of each agent from a checkpoint."""
         self._policy_ids.update(policy_ids)
 
     def is_barred(self, agent: Hashable) -> bool:
-        """Whether the agent's last info says that its trajectory is not to be learned from."""
+        """Returns whether the agent's last info excludes its trajectory from learning."""
         info = self.last_infos.get(agent)
         return isinstance(info, Mapping) and not info.get("training_enabled", True)
 
     def close(self, rewards: Mapping[tuple[Any, str], float] | None = None) -> None:
-        """Keeps the rewards of agents as they are when the episode ends, or those given."""
+        """Fixes the rewards of agents at the end of the episode: the given or the present ones."""
         self._rewards = self.agent_rewards if rewards is None else dict(rewards)
 
     def metrics(
         self, perf_stats: Mapping[str, float], connector_metrics: Mapping[str, Any]
     ) -> RolloutMetrics:
-        """Returns what is reported of the episode, with the times of sampling and connectors."""
+        """Returns the metrics of the episode, with the times of sampling and connectors."""
         metrics = RolloutMetrics(
             self.length,
             self.total_reward,
@@ -108,27 +108,27 @@ class MultiAgentEpisode(Episode):
 
 
 class Cast(NamedTuple):
-    """The agents that have an observation in a step."""
+    """The agents that have an observation in a step, grouped by policy."""
 
     seats: np.ndarray  # int64 [K], in the order of the observations
     parts: tuple[Part, ...]  # by policy
 
 
 class Copy:
-    """One copy of the environment in the middle of an episode.
+    """The running episode of one sub-environment, with pending observations and actions.
 
     Args:
-        index: which copy it is.
+        index: of the sub-environment.
         seats: of all agents.
         rows_of: returns the rows of a policy by its id.
 
     Attributes:
         episode: the running episode.
-        done: the agents that act no more in it.
-        pending: who acts next: parts of a cast, with their observations.
+        done: the agents that are done in it.
+        pending: the agents that act next, by policy, with their observations.
         moves: the actions for the next step, by agent id.
-        cast: `_cast`, which remembers what it returned.
-        seats_of: likewise `_seats_of`.
+        cast: cached `_cast`.
+        seats_of: cached `_seats_of`.
     """
 
     def __init__(self, index: int, seats: Seats, rows_of: Callable[[str], PolicyRows]) -> None:
@@ -148,27 +148,21 @@ class Copy:
         self.seats_of.cache_clear()
 
     def begin(self, episode: MultiAgentEpisode) -> None:
-        """Takes a new episode in the place of the one before, whose seats become free."""
+        """Starts a new episode and frees the slots of the previous one."""
         self._seats.free.extend(self.episode.seat_of.values())
         self.episode = episode
         self._start()
 
     def _cast(self, agents: tuple[Any, ...]) -> Cast:
-        """Returns the cast of these agents; those who are new get a seat and a policy.
-
-        Raises:
-            EnvError: if one of them was done before.
-            UnknownPolicyError: if the mapping function names no policy that is there.
-            ConfigError: if the connectors of a policy cannot take its agent's observations.
-        """
+        """Groups agents by policy; new agents get a slot and a policy."""
         by_policy: dict[str, list[Any]] = {}
         seat_of = self.episode.seat_of
         for agent in agents:
             if agent in self.done:
                 raise EnvError(
-                    f"Environment {self.index} gave an observation of agent {agent!r}, which was "
-                    "done before in this episode; an agent has a single trajectory in an episode. "
-                    "Leave it out, or let it come back under another id."
+                    f"Environment {self.index} returned an observation of agent {agent!r}, which "
+                    "was done before in this episode; an agent has a single trajectory in an "
+                    "episode. Omit the observation, or let the agent return under another id."
                 )
             if agent not in seat_of:
                 self._seat(agent)
@@ -182,7 +176,8 @@ class Copy:
     def _seat(self, agent: Hashable) -> None:
         if agent == ALL:
             raise EnvError(
-                f"Environment {self.index} gave an observation of '__all__', which is no agent id."
+                f"Environment {self.index} returned an observation of '__all__', which is not an "
+                "agent id."
             )
         rows = self.rows_of(self.episode.policy_for(agent))
         seat = self._seats.take(self.episode, agent, len(self.episode.seat_of))
@@ -196,16 +191,16 @@ class Copy:
         self.seats_of.cache_clear()
 
     def _seats_of(self, agents: Sequence[Any]) -> np.ndarray:
-        """Returns the seats of agents, `NOBODY` for those that never had an observation."""
+        """Returns the slots of agents, `NOBODY` for agents that never had an observation."""
         seat_of = self.episode.seat_of
         return np.array([seat_of.get(agent, NOBODY) for agent in agents], np.int64)
 
     def wait(self, cast: Cast, obs: Mapping[Any, Any]) -> None:
-        """Remembers that a cast acts next, and on which observations."""
+        """Stores the agents that act next and their observations."""
         self.pending = [(part, list(map(obs.__getitem__, part.agents))) for part in cast.parts]
 
     def leave(self, agents: Sequence[Any]) -> None:
-        """Takes down that agents are done."""
+        """Marks agents as done."""
         if agents:
             self.done.update(agents)
             self.cast.cache_clear()
@@ -215,6 +210,6 @@ class Copy:
         return [agent for agent in self.episode.seat_of if agent not in self.done]
 
     def is_played_by(self, policy_ids: Collection[str]) -> bool:
-        """Whether one of these policies acts in the running episode."""
+        """Returns whether one of these policies acts in the running episode."""
         episode = self.episode
         return any(episode.policy_for(agent) in policy_ids for agent in episode.get_agents())

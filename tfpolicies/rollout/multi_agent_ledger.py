@@ -1,4 +1,4 @@
-"""What agents did: written down while they play, taken out in the order of trajectories."""
+"""Table of the transitions of many agents: written in time order, read by trajectory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _TAKEN = ("rewards", "terminateds", "truncateds", "eps_id", "unroll_id", "agent_
 
 
 class Ledger:
-    """All transitions that were not handed out: one table of records, and each policy's rows.
+    """All transitions that were not returned yet: one table of records, and each policy's rows.
 
-    Within a step, what the copies gave is collected first and booked for all of them at once.
+    Within a step, changes are collected per sub-environment first, then committed for all together.
 
     Args:
-        num_copies: copies of the environment.
+        num_copies: the number of sub-environments.
 
     Attributes:
-        records: a table; `t` is -1 while a transition waits for the agent's next observation.
-        seats: where the agents of running episodes stand.
+        records: a table; `t` is -1 until the agent's next observation completes the transition.
+        seats: the slots of the agents of running episodes.
         rows: by policy id.
-        keeps_infos: whether records have the infos of the steps that closed them.
+        keeps_infos: whether records have the infos of the steps that completed them.
     """
 
     keeps_infos = False
@@ -44,20 +44,20 @@ class Ledger:
         self._begin_step()
 
     def keep_infos(self) -> None:
-        """Keeps infos from now on; records that are closed already have empty ones."""
+        """Keeps infos from now on; completed records get empty ones."""
         if not self.keeps_infos:
             self.keeps_infos = True
             self.records.add_columns({"infos": ((), object)})
             self.records["infos"][:] = [{} for _ in range(self.records.used)]
 
     def has_infos(self) -> bool:
-        """Whether a record has something in its info."""
+        """Returns whether a record has a non-empty info."""
         return self.keeps_infos and any(self.records["infos"])
 
-    # -- while agents play --------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------
 
     def open(self, seats: np.ndarray) -> int:
-        """Opens a transition for each of the seats, int64 `[K]`; returns the first's number."""
+        """Opens a transition for each slot, int64 `[K]`; returns the number of the first record."""
         where = self.records.append(len(seats))
         columns, of_seats = self.records.columns, self.seats.columns
         columns["t"][where] = -1
@@ -78,15 +78,15 @@ class Ledger:
         self._informing: list[Any] = []
 
     def earn(self, seats: np.ndarray, rewards: Sequence[Any]) -> None:
-        """Collects rewards of seats, int64 `[K]`."""
+        """Collects rewards of slots, int64 `[K]`."""
         self._earning.append(seats)
         self._earned += rewards
 
     def close(self, copy: Copy, t: int, seats: np.ndarray, infos: Mapping[Any, Any]) -> None:
-        """Collects the seats of one copy whose agents got an observation, or are done, at `t`.
+        """Collects the slots of one sub-environment whose agents are observed, or done, at `t`.
 
         Args:
-            copy: gave it.
+            copy: the sub-environment.
             t: the step.
             seats: int64 `[K]`.
             infos: by agent id.
@@ -102,7 +102,7 @@ class Ledger:
         self._ending.append((seat, terminated, truncated))
 
     def book_rewards(self) -> None:
-        """Books the rewards that were collected, so that seats have all they earned so far."""
+        """Commits the collected rewards to the slots."""
         if self._earning:
             of_seats = self.seats.columns
             earning, earned = np.concatenate(self._earning), np.array(self._earned, np.float64)
@@ -111,10 +111,10 @@ class Ledger:
             self._earning, self._earned = [], []
 
     def book(self) -> np.ndarray:
-        """Books what was collected: rewards, then closed transitions, then ends.
+        """Commits the collected changes: rewards, then completed transitions, then ends.
 
         Returns:
-            The transitions that were closed in each copy, int64 `[num_copies]`.
+            The number of completed transitions per sub-environment, int64 `[num_copies]`.
         """
         self.book_rewards()
         closed = self._close_all() if self._closing else np.zeros(0, np.int64)
@@ -122,7 +122,7 @@ class Ledger:
         return np.bincount(closed, minlength=self._num_copies)
 
     def _close_all(self) -> np.ndarray:
-        """Closes the transitions of seats that have an open one; returns their copies."""
+        """Completes the open transitions of the collected slots; returns their sub-environments."""
         of_seats, columns = self.seats.columns, self.records.columns
         of_copies, *numbers = zip(*self._closing, strict=True)
         seats, counts = np.concatenate(of_copies), [*map(len, of_copies)]
@@ -135,7 +135,7 @@ class Ledger:
                 if number >= 0:
                     told[number] = info
         if not is_open.all():
-            of_seats["earned"][seats[~is_open]] = 0.0  # it came before the agent's first action
+            of_seats["earned"][seats[~is_open]] = 0.0  # earned before the agent's first action
             seats, copies, t, record = (x[is_open] for x in (seats, copies, t, record))
         rewards = of_seats["earned"][seats]
         columns["rewards"][record] = rewards
@@ -153,10 +153,10 @@ class Ledger:
                 rows.memory.rewarded(rewards[own], seats[own])
         return copies
 
-    # -- handing out --------------------------------------------------------------------------
+    # -- batches ------------------------------------------------------------------------------
 
     def take(self, taken: np.ndarray, copies: Sequence[Copy]) -> list[Collected]:
-        """Returns the rows of the records marked, bool `[K]`, by policy, and forgets them."""
+        """Removes and returns the rows of the selected records, bool `[K]`, by policy."""
         samples = [self._sample_of(rows, taken, copies) for rows in self.rows.values()]
         self.keep(~taken)
         return [sample for sample in samples if sample is not None]
@@ -189,17 +189,11 @@ class Ledger:
         unrolls: np.ndarray,
         copies: Sequence[Copy],
     ) -> list[np.ndarray]:
-        """Returns per leaf the observation that each row reached, in memory of its own.
+        """Returns the next observation of each row, per leaf, in new arrays.
 
-        It is the one that the agent acted on next, or the last one of its trajectory; an agent that
-        is done without a last observation keeps the one it acted on.
-
-        Args:
-            rows: of the policy.
-            obs: leaves `[R, ...]` of what was acted on.
-            last: int `[K]`, the last row of each trajectory.
-            unrolls: int64 `[K]`, ascending, the trajectories' unroll ids.
-            copies: where agents may have seen more since.
+        It is the observation that the agent acted on next, or the last one of its trajectory; for
+        an agent that is done without a last observation, it is the one it acted on. `last` has the
+        last row of each trajectory, `unrolls` their unroll ids in ascending order.
         """
         reached = [np.concatenate([leaf[1:], leaf[-1:]]) for leaf in obs]
         for leaf, target in zip(obs, reached, strict=True):
@@ -217,9 +211,9 @@ class Ledger:
     def _next_observations(
         self, rows: PolicyRows, copies: Sequence[Copy]
     ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-        """Returns what running trajectories see now: unroll ids, and observation leaves.
+        """Returns the current observations of running trajectories: unroll ids, and leaves.
 
-        It is what an agent acted on without an answer yet, or what it is to act on next.
+        They are those of open transitions, and those that agents act on next.
         """
         table, records = rows.table, self.records
         unanswered = np.flatnonzero(records["t"][table["record:"]] < 0)
@@ -233,7 +227,7 @@ class Ledger:
         return found
 
     def keep(self, kept: np.ndarray) -> None:
-        """Forgets all records but those marked, bool `[K]`, and the policies' rows of them."""
+        """Keeps only the selected records, bool `[K]`, and the policies' rows of these."""
         number = np.cumsum(kept) - 1  # the new number of each record that stays
         for rows in self.rows.values():
             table = rows.table
@@ -246,7 +240,7 @@ class Ledger:
         self.records.keep(np.flatnonzero(kept))
 
     def turn_pages(self, copies: Sequence[Copy]) -> None:
-        """Begins new pieces of the trajectories that go on; only open records may be left."""
+        """Starts new unrolls of running trajectories; only open records may be left."""
         for copy in copies:
             for agent in copy.playing():
                 self.seats.turn_page(copy.episode.seat_of[agent], copy.episode, agent)
@@ -254,7 +248,7 @@ class Ledger:
         records["unroll_id"][...] = self.seats.columns["unroll_id"][records["seat"]]
 
     def forget_trajectories(self, copies: Sequence[Copy]) -> None:
-        """Forgets who played in trajectories that are over and have no rows left."""
+        """Drops the owners of finished trajectories that have no rows left."""
         seats = self.seats
         unroll = seats.columns["unroll_id"]
         kept = {unroll[c.episode.seat_of[agent]] for c in copies for agent in c.playing()}
@@ -266,7 +260,7 @@ class Ledger:
 
 
 def not_numbers(rewards: Mapping[Any, Any]) -> EnvError:
-    """Returns the error about the first of some rewards, by agent, that is no number."""
+    """Creates the error about the first reward, by agent, that is not a number."""
     wrong = [(f"that of agent {agent!r}", x) for agent, x in rewards.items() if not _is_number(x)]
     whose, reward = wrong[0] if wrong else ("one", None)
     return EnvError(

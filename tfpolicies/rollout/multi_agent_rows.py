@@ -1,8 +1,8 @@
-"""Rows of many agents on their way into batches: tables that grow, and who fills them.
+"""Growing tables for the transitions of many agents.
 
-Every agent of a running episode has a *seat*. What it does is written down twice: a *record* says
-when and with what reward the transition went (one table for all policies), and a row of its
-policy's own table has the observation and the columns of acting.
+Every agent of a running episode has a *slot*. Each transition is stored twice: a *record* has its
+time and reward (one table for all policies), and a row in the table of the agent's policy has the
+observation and the outputs of acting.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tfpolicies.rollout.collected import require_same_columns
 from tfpolicies.rollout.episode import Episode, own_columns
 
 NOBODY = 0
-"""The seat that takes what is meant for agents without one."""
+"""The slot that collects writes for agents without a slot."""
 
 Kinds = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 class Table:
-    """Columns of one length that grow together, in memory that is allocated ahead.
+    """Columns of equal length that grow together, in preallocated memory.
 
     Args:
         kinds: the shape of one row and the dtype of each column, by name.
@@ -56,12 +56,12 @@ class Table:
         return self.columns[name][: self.used]
 
     def add_columns(self, kinds: Kinds) -> None:
-        """Makes room for further columns; their present rows are undefined."""
+        """Adds columns; the values of existing rows are undefined."""
         for name, (shape, dtype) in kinds.items():
             self.columns[name] = np.empty((self.capacity, *shape), dtype)
 
     def append(self, count: int) -> slice:
-        """Returns where `count` new rows are to be written."""
+        """Returns the slice of `count` new rows, to be written by the caller."""
         start, self.used = self.used, self.used + count
         if self.used > self.capacity:
             self._grow()
@@ -83,16 +83,16 @@ class Table:
 
 
 class Seats(Table):
-    """What each agent of each running episode has outstanding; a row is a seat.
+    """The pending state of each agent of each running episode; a row is a slot.
 
-    The columns are `earned` (since its last observation), `total` (in the episode), `record` (of
-    its open transition, or -1), `unroll_id` (of the running piece of its trajectory), `eps_id` and
-    `agent_index`.
+    The columns are `earned` (reward since its last observation), `total` (reward in the episode),
+    `record` (of its open transition, or -1), `unroll_id` (of the current part of its trajectory),
+    `eps_id` and `agent_index`.
 
     Attributes:
-        who: by unroll id, the episode and the agent.
-        barred: the unroll ids of pieces that are not to be learned from.
-        free: the seats that nobody has; an episode that is over gives its own back.
+        who: the episode and the agent by unroll id.
+        barred: the unroll ids that are excluded from learning.
+        free: unused slots; the slots of an episode are released when it ends.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Seats(Table):
             self.columns[name][NOBODY] = -1 if name == "record" else 0
 
     def take(self, episode: Episode, agent: Hashable, agent_index: int) -> int:
-        """Gives a seat to an agent at its first observation."""
+        """Assigns a slot to an agent at its first observation."""
         seat = self.free.pop() if self.free else self.append(1).start
         columns = self.columns
         columns["earned"][seat] = columns["total"][seat] = 0.0
@@ -119,15 +119,15 @@ class Seats(Table):
         return seat
 
     def unroll(self, seat: int) -> int:
-        """Returns the unroll id of the running piece of a seat's trajectory."""
+        """Returns the current unroll id of a slot."""
         return int(self.columns["unroll_id"][seat])
 
     def recognise(self, seat: int, episode: Episode, agent: Hashable) -> None:
-        """Takes down who has a seat that is taken already."""
+        """Records the agent of a slot that is already in use."""
         self.who[self.unroll(seat)] = (episode, agent)
 
     def turn_page(self, seat: int, episode: Episode, agent: Hashable) -> None:
-        """Begins a new piece of an agent's trajectory."""
+        """Starts a new unroll of an agent's trajectory."""
         unroll = self.columns["unroll_id"]
         self.who.pop(int(unroll[seat]), None)
         unroll[seat] = self._new_unroll(episode, agent)
@@ -139,7 +139,7 @@ class Seats(Table):
 
 
 class Part(NamedTuple):
-    """The agents of one policy among those that have an observation."""
+    """The agents of one policy among those that have an observation in a step."""
 
     rows: PolicyRows
     agents: tuple[Any, ...]
@@ -147,10 +147,10 @@ class Part(NamedTuple):
 
 
 class Stacker:
-    """Puts single observations of one space together.
+    """Stacks single observations of one space.
 
     Args:
-        space: theirs.
+        space: of the observations.
 
     Attributes:
         leaves: of the space.
@@ -161,7 +161,7 @@ class Stacker:
         self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
 
     def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
-        """Returns the leaves `[K, ...]` of K single observations, in memory of their own.
+        """Returns the leaves `[K, ...]` of K single observations, in new arrays.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError: see `write`.
@@ -169,11 +169,11 @@ class Stacker:
         return self.write(observed, self.empty(len(observed)))
 
     def empty(self, count: int) -> list[np.ndarray]:
-        """Returns leaves `[count, ...]` to write into."""
+        """Returns uninitialized leaves `[count, ...]`."""
         return [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
-        """Writes single observations into leaves `[K, ...]`, and returns these.
+        """Writes single observations into leaves `[K, ...]`, and returns the leaves.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
@@ -183,11 +183,6 @@ class Stacker:
         return targets
 
     def _write_leaf(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
-        """Writes one leaf of single observations into `target` `[K, ...]`.
-
-        Raises:
-            ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
-        """
         if not len(target):
             return
         values = [pick(x, leaf.path) for x in observed] if leaf.path else observed
@@ -199,35 +194,35 @@ class Stacker:
             flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
             try:
                 np.concatenate(values, out=flat, casting="same_kind")
-            except TypeError:  # floats for integers; or text, which "unsafe" would read as numbers
+            except TypeError:  # floats for integers; or strings, which "unsafe" would convert
                 flat[...] = real(np.concatenate(values))
         if not self.is_sound(leaf, target):
             raise ValueError
 
     def is_sound(self, leaf: Leaf, values: np.ndarray) -> bool:
-        """Whether the values of a leaf, one or a batch, can be of its space; see `sound_check`."""
+        """Returns whether values of a leaf, one or a batch, can be of its space."""
         return self._is_sound[leaf.path](values)
 
 
 class PolicyRows:
-    """The rows of one policy, in the order of time, and who acts by it next.
+    """The rows of one policy in time order, and the agents that act with it next.
 
     Args:
         policy_id: its id.
         policy: the policy.
 
     Attributes:
-        table: the columns `record:`, `obs:<i>` per observation leaf, and those of acting.
-        finals: by unroll id, the leaves of the last observation of a trajectory that ended.
-        asks_for_episodes: whether the policy is given the episodes that it acts in.
-        connection: what stands between the environments and the policy; None without connectors.
-        waiting: who acts next: the copy of the environment, who of it, and what they observed.
+        table: the columns `record:`, `obs:<i>` per observation leaf, and the outputs of acting.
+        finals: the leaves of the last observation of each finished trajectory, by unroll id.
+        asks_for_episodes: whether the policy reads the episodes that it acts in.
+        connection: the policy's connectors, a `Connection`; None without connectors.
+        waiting: what acts next: sub-environments, their agents, and these agents' observations.
     """
 
     def __init__(self, policy_id: str, policy: Policy) -> None:
         self.policy_id = policy_id
         self.policy = policy
-        self._whose = f"observation that policy {policy_id!r} is to act on"
+        self._whose = f"observation for policy {policy_id!r}"
         self.asks_for_episodes: bool = policy.driver.acting.reads_episodes
         self.connection: Any = None  # a Connection
         self.stacker = Stacker(policy.observation_space)
@@ -237,24 +232,24 @@ class PolicyRows:
         self.obs_names = [f"obs:{i}" for i in range(len(self.leaves))]
         kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
         self.table = Table({"record:": ((), np.int64), **kinds})
-        self.acted: tuple[str, ...] = ()  # the names of the columns of acting
+        self.acted: tuple[str, ...] = ()  # names of the outputs of acting
         self.memory = RecurrentState(policy, 1)
         self.finals: dict[int, list[np.ndarray]] = {}
         self.waiting: list[tuple[Any, Part, Sequence[Any]]] = []
 
     def seats(self) -> np.ndarray:
-        """Returns the seats of those who act next, int64 `[K]`."""
+        """Returns the slots of the agents that act next, int64 `[K]`."""
         parts = [part.seats for _, part, _ in self.waiting]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def write_observations(self, seats: np.ndarray) -> list[np.ndarray]:
-        """Appends a row for each of those who act next; returns the observation leaves."""
+        """Appends a row for each agent that acts next; returns the observation leaves."""
         where = self.table.append(len(seats))
         observed = [x for _, _, values in self.waiting for x in values]
         return self.write(observed, [self.table.columns[name][where] for name in self.obs_names])
 
     def write_columns(self, columns: Mapping[str, np.ndarray], first_record: int) -> None:
-        """Writes the columns of acting into the rows appended last."""
+        """Writes the outputs of acting into the rows that were appended last."""
         table = self.table
         if not self.acted:
             self.acted = tuple(columns)
@@ -267,14 +262,14 @@ class PolicyRows:
         table.columns["record:"][where] = np.arange(first_record, first_record + count)
 
     def note_acting(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Tells the episodes of those who acted by which columns `[K, ...]` they did."""
+        """Records the outputs of acting `[K, ...]` in the episodes of the agents that acted."""
         kept, first = own_columns(columns), 0
         for copy, part, _ in self.waiting if kept else ():
             copy.episode.note_acting(part.agents, kept, first)
             first += len(part.agents)
 
     def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
-        """Returns the leaves `[K, ...]` of K single observations, in memory of their own.
+        """Returns the leaves `[K, ...]` of K single observations, in new arrays.
 
         Raises:
             EnvError: if one is not of the policy's space, or not finite.
@@ -282,7 +277,7 @@ class PolicyRows:
         return self.write(observed, self.stacker.empty(len(observed)))
 
     def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
-        """Writes single observations into leaves `[K, ...]`, and returns these; see `stacked`."""
+        """Writes single observations into leaves `[K, ...]` and returns these; see `stacked`."""
         try:
             return self.stacker.write(observed, targets)
         except (ValueError, TypeError, KeyError, IndexError):

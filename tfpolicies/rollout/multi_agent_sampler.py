@@ -1,9 +1,9 @@
-"""Sampling many agents in copies of a multi-agent environment, by as many policies as there are.
+"""Samples many agents in copies of a multi-agent environment, with any number of policies.
 
-All copies step together. In each step the agents of all copies are grouped by policy, and each
-policy acts once for all of its own. What agents did is kept in the order of time, and put in the
-order of trajectories when a batch is full; see `multi_agent_ledger.py`. Between environments and a
-policy stand its connectors, if it has any; see `multi_agent_connectors.py` for the order of all.
+All sub-environments step together. In each step their agents are grouped by policy, and each
+policy acts once for all its agents. Transitions are stored in time order, and sorted by trajectory
+when a batch is full; see `multi_agent_ledger.py`. The connectors of policies are applied between
+environments and policies; see `multi_agent_connectors.py` for the order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class _Finished(NamedTuple):
-    """An episode that is over and waits to be handed out; only then it is reported."""
+    """A finished episode that was not returned yet; it is reported together with its rows."""
 
     episode_id: int
     env_steps: int
@@ -57,21 +57,20 @@ class MultiAgentSampler(Sampler):
     """Samples batches of many policies from N copies of a multi-agent environment.
 
     Args:
-        envs: the copies.
-        policies: by id. Running episodes in which a policy played that is no longer there are
-            dropped.
-        worker_policies: their `policy_mapping_fn(agent_id, episode, worker=..., **kwargs)` gives
-            the id of the policy that acts for an agent; asked once for each agent and episode, at
-            its first observation. Where there is a new one, running episodes keep the one they
-            began with.
+        envs: the sub-environments.
+        policies: by id. If a policy is removed, running episodes in which it acted are dropped.
+        worker_policies: their `policy_mapping_fn(agent_id, episode, worker=..., **kwargs)` returns
+            the id of the policy that acts for an agent. It is called once for each agent and
+            episode, at the agent's first observation. If it is replaced, running episodes keep the
+            previous function.
         count_agent_steps: count the steps of agents (transitions), not those of environments.
         observation_fn: `f(agent_obs=..., worker=..., base_env=..., policies=..., episode=...)`,
-            gives the observations that the policies see instead; called with each dict of them,
-            before connectors.
+            returns the observations for the policies; called with each dict of observations, before
+            connectors.
         settings: see `Sampler`.
 
     Attributes:
-        worker_policies: as given.
+        worker_policies: the policies with their mapping function.
         metrics: whole episodes are reported with the batch that they are in.
     """
 
@@ -90,16 +89,16 @@ class MultiAgentSampler(Sampler):
         super().__init__(envs, policies, **settings)
         self.worker_policies = worker_policies
         self._agent_steps_ended = 0  # of all episodes that ended since `play` was called
-        self._waited = 0  # ns for environments in the present step
-        self._connecting = 0  # ns for connectors of actions in it
+        self._waited = 0  # time of environments in the current step, ns
+        self._connecting = 0  # time of action connectors in the current step, ns
         self._by_agent_steps = count_agent_steps
         self._observation_fn = observation_fn
         self._calls_steps = overrides(self._callbacks, "on_episode_step")
-        self._notes = follows_episodes(self._callbacks)  # what agents saw, did and got last
+        self._notes = follows_episodes(self._callbacks)  # record observations, actions, rewards
         self._copies: list[Copy] = []
         self._spaces = AgentSpaces(observed=observation_fn is None)
-        self._broken: dict[int, Exception] = {}  # by copy, in the present step
-        self._own_code_ran = True  # of the user's, which may have removed policies
+        self._broken: dict[int, Exception] = {}  # by sub-environment, in the current step
+        self._own_code_ran = True  # the user's code, which may have removed policies
         self._new_ledger()
 
     # -- episodes -----------------------------------------------------------------------------
@@ -109,17 +108,17 @@ class MultiAgentSampler(Sampler):
 
     @property
     def running_episodes(self) -> list[MultiAgentEpisode]:
-        """The episodes that have begun."""
+        """The running episodes."""
         return [copy.episode for copy in self._copies]
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """Starts new episodes everywhere; rows that were not handed out are dropped."""
+        """Starts new episodes in all sub-environments; drops rows that were not returned yet."""
         count = self.envs.num_envs
         self._new_ledger()
         self._env_steps = np.zeros(count, np.int64)  # of the running fragments
         self._agent_steps = np.zeros(count, np.int64)
         self._episode_agent_steps = np.zeros(count, np.int64)
-        self._finished: list[_Finished] = []  # where whole episodes are handed out
+        self._finished: list[_Finished] = []  # only with whole episodes
         self._copies = [Copy(i, self._ledger.seats, self._rows_of) for i in range(count)]
         for copy in self._copies:
             self._begin_episode(copy, None if seeds is None else seeds[copy.index])
@@ -142,7 +141,6 @@ class MultiAgentSampler(Sampler):
         return found
 
     def _keep_infos_for(self, policy: Policy) -> None:
-        """Has infos kept from now on, if somebody reads them."""
         if self._reads_infos(policy):
             self._ledger.keep_infos()
 
@@ -168,9 +166,9 @@ class MultiAgentSampler(Sampler):
         self._call("on_episode_start", episode, index)
 
     def _wrong(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> EnvError | None:
-        """Returns what is wrong with first observations, where copies that break are replaced."""
+        """Checks first observations if failing environments are replaced; returns the error."""
         if self.envs.repairs.make is None:
-            return None  # the policies' rows will find it
+            return None  # `PolicyRows.write` checks them later
         try:
             check_observations(obs, episode, self.envs.repairs.call(episode.env_index, "reset"))
         except EnvError as error:
@@ -206,7 +204,7 @@ class MultiAgentSampler(Sampler):
         if not isinstance(found, Mapping):
             raise UsageError(
                 "observation_fn must return a dict of observations by agent id, got "
-                f"{type(found).__name__}; return `agent_obs` where there is nothing to change."
+                f"{type(found).__name__}; return `agent_obs` to leave observations unchanged."
             )
         return found
 
@@ -241,10 +239,9 @@ class MultiAgentSampler(Sampler):
         return episode.metrics(self.times.means(), self._connections.metrics(episode))
 
     def _follow_policies(self) -> None:
-        """Takes note of policies that were removed since the last step, or are others now.
+        """Drops policies that were removed or replaced since the last step, and their episodes.
 
-        Those that have other connectors now count as others, too. Episodes that they play in are
-        dropped, and so are their rows of episodes that are over.
+        Policies with new connectors count as replaced. Rows of finished episodes are dropped also.
         """
         self._own_code_ran = False
         ledger = self._ledger
@@ -266,14 +263,14 @@ class MultiAgentSampler(Sampler):
         self._connections.begin(dropped)
 
     def _present(self, policy_id: str) -> Any:
-        """Returns the policy of that id without bringing its variables into memory, or None."""
+        """Returns the policy of an id, without loading its variables into memory, or None."""
         if policy_id not in self.policies:
             return None
         handle = getattr(self.policies, "handle", self.policies.__getitem__)
         return handle(policy_id)
 
     def _drop_episode(self, copy: Copy) -> None:
-        """Forgets the rows of a running episode that were not handed out, and their steps."""
+        """Drops the rows of a running episode that were not returned yet, and their steps."""
         ledger, index, episode = self._ledger, copy.index, copy.episode
         dropped = ledger.records["eps_id"] == episode.episode_id
         closed = int((dropped & (ledger.records["t"] >= 0)).sum())
@@ -286,33 +283,34 @@ class MultiAgentSampler(Sampler):
     def sample(self) -> MultiAgentBatch:
         """Returns the next postprocessed batch.
 
-        Rows are ordered by trajectory and time. Transitions that wait for an agent's next
-        observation are handed out with a later sample. A policy without rows is not in the batch.
+        Rows are ordered by trajectory and time. Transitions that await an agent's next observation
+        are returned with a later sample. A policy without rows is not in the batch.
 
         Raises:
             EnvError: if an environment breaks the contract of `MultiAgentEnv`.
-            UnknownPolicyError: if the mapping function names no policy that is there.
+            UnknownPolicyError: if the mapping function returns the id of no existing policy.
             SpaceError: if the spaces of an agent and its policy do not fit together.
-            ConfigError: if it names one whose connectors cannot take what the agent observes.
-            ObservationError: if connectors give what is not of the policy's space, or not finite.
-            UsageError: if no episodes are running. After an error `reset` has to begin new ones.
+            ConfigError: if the policy's connectors do not accept the agent's observations.
+            ObservationError: if connectors return values that are not of the policy's space, or not
+                finite.
+            UsageError: if no episodes are running. After an error `reset` has to start new ones.
         """
         if not self._copies:
             raise UsageError(
-                "sample() needs running episodes, and there are none before reset(), nor after an "
-                "error in the middle of a step; call reset() first."
+                "sample() needs running episodes, but there are none before reset() or after an "
+                "error during a step; call reset() first."
             )
         self._own_code_ran = True
         try:
             while copies := self._copies_to_step():
                 self._step(copies)
         except BaseException:
-            self._copies = []  # what was half written down must not get into a batch
+            self._copies = []  # rows of an incomplete step must not get into a batch
             raise
         return self._hand_out_episodes() if self._complete else self._hand_out_fragments()
 
     def _copies_to_step(self) -> list[Copy]:
-        """Returns the copies whose fragment is not full; none if there is enough for a batch."""
+        """Returns the sub-environments whose fragment is not full; `[]` if a batch is complete."""
         if self._own_code_ran:
             self._follow_policies()
         if self._complete:
@@ -349,7 +347,7 @@ class MultiAgentSampler(Sampler):
         self.times.add(1, others, inference, connecting, waited)
 
     def _answers(self, copies: list[Copy]) -> list[tuple[Copy, dict[Any, Any], MultiAgentStep]]:
-        """Steps copies by the moves of their agents; returns both with those that did not break."""
+        """Steps sub-environments with their agents' actions; returns those that did not fail."""
         answers, started = [], now()
         for copy in copies:
             moves, copy.moves = copy.moves, {}
@@ -364,16 +362,15 @@ class MultiAgentSampler(Sampler):
         self._broken[copy.index] = self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
 
     def _ends_with(self, copy: Copy, moves: dict[Any, Any], step: MultiAgentStep) -> bool:
-        """Takes down the answer of a copy that was stepped; returns whether its episode is over."""
         obs, rewards, terminateds, truncateds, infos = step
         episode = copy.episode
         t, episode.length = episode.length, episode.length + 1
         if infos:
             episode.last_infos.update(infos)
-        obs = self._seen(obs, episode)  # what it raises is no fault of the environment
+        obs = self._seen(obs, episode)  # its errors are not the environment's
         try:
             over = self._take(copy, t, obs, step)
-        except (UnknownPolicyError, ConfigError, SpaceError):  # no fault of the environment
+        except (UnknownPolicyError, ConfigError, SpaceError):  # not the environment's errors
             raise
         except Exception as error:
             episode.length = t
@@ -388,7 +385,7 @@ class MultiAgentSampler(Sampler):
         return over
 
     def _replace(self, copy: Copy, error: Exception) -> None:
-        """Drops the episode of a copy that broke, and begins one in a new copy."""
+        """Replaces a sub-environment that failed: drops its episode and starts a new one."""
         index = copy.index
         self._drop_episode(copy)
         self.metrics.append(RolloutMetrics(episode_faulty=True))
@@ -397,7 +394,7 @@ class MultiAgentSampler(Sampler):
         self._begin_episode(copy, in_new_copy=True)
 
     def _act(self, copies: list[Copy]) -> int:
-        """Chooses the actions of all agents that wait for one; returns the ns policies took."""
+        """Chooses the pending actions of all agents; returns the time of the policies in ns."""
         acting: list[PolicyRows] = []
         for copy in copies:
             for part, observed in copy.pending:
@@ -435,17 +432,13 @@ class MultiAgentSampler(Sampler):
         return now() - started - self._connecting
 
     def _around(self, rows: PolicyRows) -> dict[str, Any]:
-        """Returns the episodes and last infos of those who act next by one policy."""
+        """Returns the episodes and last infos of the agents that act next with a policy."""
         acting = [(copy.episode, agent) for copy, part, _ in rows.waiting for agent in part.agents]
         infos = [episode.last_info_for(agent) for episode, agent in acting]
         return {"infos": infos, "episodes": [episode for episode, _ in acting]}
 
     def _observed(self, rows: PolicyRows, seats: np.ndarray) -> list[np.ndarray]:
-        """Returns what those who act next by one policy observe, as leaves `[K, ...]`.
-
-        Raises:
-            EnvError: if one is not of the policy's space, or not finite; it names the environment.
-        """
+        """Writes the observations of the agents that act next; returns leaves `[K, ...]`."""
         try:
             return rows.write_observations(seats)
         except EnvError:
@@ -454,13 +447,13 @@ class MultiAgentSampler(Sampler):
             raise
 
     def _take(self, copy: Copy, t: int, obs: Mapping[Any, Any], step: MultiAgentStep) -> bool:
-        """Takes down what one copy gave at `t`; returns whether its episode is over.
+        """Records the transitions of one sub-environment; returns whether its episode ended.
 
         Args:
-            copy: gave it.
-            t: the steps of its episode before.
-            obs: what policies observe of it.
-            step: the rest.
+            copy: the sub-environment.
+            t: the length of its episode before the step.
+            obs: the observations for the policies.
+            step: the other results.
         """
         episode, ledger = copy.episode, self._ledger
         _, rewards, terminateds, truncateds, infos = step
@@ -486,7 +479,7 @@ class MultiAgentSampler(Sampler):
         return over
 
     def _take_ends(self, copy: Copy, obs: Mapping[Any, Any], step: MultiAgentStep) -> np.ndarray:
-        """Takes down who is done; returns the seats of those without a last observation."""
+        """Records the agents that are done; returns slots of those without a last observation."""
         _, _, terminateds, truncateds, _ = step
         all_end, all_cut = bool(terminateds[ALL]), bool(truncateds[ALL])
         ledger, leaving, unseen = self._ledger, [], []
@@ -515,7 +508,7 @@ class MultiAgentSampler(Sampler):
     # -- playing ------------------------------------------------------------------------------
 
     def play(self, goal: Goal, seeds: Sequence[int] | None) -> Played:
-        """Plays whole episodes without handing out rows; see `Sampler.play`."""
+        """Plays whole episodes without returning rows; see `Sampler.play`."""
         count = self.envs.num_envs
         shares = [(goal.amount + count - 1 - i) // count for i in range(count)]
         self.reset(seeds)
@@ -543,7 +536,7 @@ class MultiAgentSampler(Sampler):
         self._finished, self.metrics = [], []
         return Played(played, self._agent_steps_ended, now() >= goal.limit)
 
-    # -- handing out --------------------------------------------------------------------------
+    # -- batches ------------------------------------------------------------------------------
 
     def _hand_out_episodes(self) -> MultiAgentBatch:
         goal, ids, counted, steps = self._length * self.envs.num_envs, [], 0, 0
@@ -583,12 +576,10 @@ class MultiAgentSampler(Sampler):
     # -- checkpoints --------------------------------------------------------------------------
 
     def _keeps_anything(self) -> bool:
-        """Whether callbacks follow episodes, infos wait, or connectors remember something."""
         follows = follows_episodes(self._callbacks) or self._ledger.has_infos()
         return follows or bool(self._connections.connected)
 
     def _get_running(self) -> dict[str, Any] | None:
-        """Returns the running episodes; the policies' states are apart."""
         if not self._copies:
             return None
         return {
@@ -603,9 +594,9 @@ class MultiAgentSampler(Sampler):
     def _set_running(self, state: Mapping[str, Any]) -> bool:
         """Restores the running episodes.
 
-        They go on with the policies that they had, and map agents that come later by the present
-        mapping function. Where one of these policies is no longer there, or has connectors now, or
-        there are not as many copies, they cannot be restored.
+        They keep their policies, and map later agents with the present mapping function. They
+        cannot be restored if one of these policies does not exist or has connectors now, or if the
+        number of sub-environments differs.
         """
         played = [self.policies.get(policy_id) for policy_id, _ in state["ledger"]["rows"]]
         others = any(policy is None or any(pipelines_of(policy)) for policy in played)
@@ -646,7 +637,7 @@ def _total(rewards: Mapping[Any, Any]) -> float:
 
 
 def _give(rows: PolicyRows, actions: Structure) -> None:
-    """Hands the actions of a policy to the copies whose agents waited for them."""
+    """Passes the actions of a policy to the sub-environments of its agents."""
     if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind == "i":
         single = actions.tolist()
     else:

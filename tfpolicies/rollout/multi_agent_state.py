@@ -1,7 +1,7 @@
-"""The running episodes of a multi-agent sampler as plain values and arrays, and back.
+"""Converts the running episodes of a multi-agent sampler to plain values and arrays, and back.
 
-The values are dicts with string keys, lists, numbers, texts and agent ids, and NumPy arrays among
-them, so that a checkpoint can hold them. What users attach to episodes is not among them.
+The values are dicts with string keys, lists, numbers, strings, agent ids and NumPy arrays, so that
+a checkpoint can hold them. User data attached to episodes is not included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfpolicies.rollout.multi_agent_rows import PolicyRows, Table
 
 
 def episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
-    """Returns what identifies an episode and what was counted in it."""
+    """Returns the identity and the counters of an episode."""
     return {
         "id": episode.episode_id,
         "env_index": episode.env_index,
@@ -34,7 +34,7 @@ def episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
 
 
 def restore_episode(episode: MultiAgentEpisode, state: Mapping[str, Any], *, ended: bool) -> None:
-    """Makes a new episode the one that `episode_state` was called on."""
+    """Restores what `episode_state` returned into a new episode."""
     episode.episode_id = state["id"]
     episode.length = state["length"]
     episode.total_reward = state["total_reward"]
@@ -47,13 +47,13 @@ def restore_episode(episode: MultiAgentEpisode, state: Mapping[str, Any], *, end
 
 
 def copy_state(copy: Copy) -> dict[str, Any]:
-    """Returns the episode of a copy, and who waits for actions on which observations."""
+    """Returns the running episode of a sub-environment and the observations that await actions."""
     pending = [[list(part.agents), part.rows.stacked(observed)] for part, observed in copy.pending]
     return {"episode": episode_state(copy.episode), "done": list(copy.done), "pending": pending}
 
 
 def restore_copy(copy: Copy, episode: MultiAgentEpisode, state: Mapping[str, Any]) -> None:
-    """Puts a copy where `copy_state` was called."""
+    """Restores what `copy_state` returned."""
     restore_episode(episode, state["episode"], ended=False)
     copy.begin(episode)
     obs = {}
@@ -69,7 +69,7 @@ def restore_copy(copy: Copy, episode: MultiAgentEpisode, state: Mapping[str, Any
 
 
 def ledger_state(ledger: Ledger) -> dict[str, Any]:
-    """Returns all tables of a ledger."""
+    """Returns all tables of the transitions."""
     seats = ledger.seats
     return {
         "records": _columns(ledger.records),
@@ -82,7 +82,7 @@ def ledger_state(ledger: Ledger) -> dict[str, Any]:
 
 
 def restore_ledger(ledger: Ledger, state: Mapping[str, Any], policies: Mapping[str, Any]) -> None:
-    """Fills a new ledger with what `ledger_state` returned."""
+    """Restores what `ledger_state` returned into a new, empty table."""
     _fill(ledger.records, state["records"])
     seats = ledger.seats
     seats.used = 0
@@ -114,7 +114,7 @@ def _rows_state(rows: PolicyRows) -> dict[str, Any]:
 
 
 def _columns(table: Table) -> dict[str, np.ndarray]:
-    """Returns the columns but for objects: infos, which are empty where a state is taken."""
+    """Copies all columns except infos: these are empty whenever a state is taken."""
     plain = (name for name, column in table.columns.items() if column.dtype != object)
     return {name: table[name].copy() for name in plain}
 
@@ -125,11 +125,11 @@ def _fill(table: Table, columns: Mapping[str, np.ndarray]) -> None:
         table.columns[name][where] = column
 
 
-# -- trajectories that are over ---------------------------------------------------------------
+# -- finished trajectories --------------------------------------------------------------------
 
 
 def ended_state(ledger: Ledger, copies: Sequence[Copy]) -> list[Any]:
-    """Returns the episodes that are over but have rows left, and who played in them."""
+    """Returns the finished episodes that still have rows, with their trajectories and agents."""
     running = {id(copy.episode) for copy in copies}
     found: dict[int, list[Any]] = {}
     for unroll, (episode, agent) in ledger.seats.who.items():

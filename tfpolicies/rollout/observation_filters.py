@@ -1,4 +1,4 @@
-"""The observation filters of a worker's policies: read, replaced, put into effect."""
+"""The observation filters of a worker's policies: read, replace and apply their statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfpolicies.policy_map.policy_map import PolicyMap
 
 
 class ObservationFilters:
-    """The observation filters of the policies that have one.
+    """The observation filters of those policies of a worker that have one.
 
     Args:
         policy_map: the policies.
@@ -26,7 +26,7 @@ class ObservationFilters:
         return {pid: own["filter"] for pid, own in filters.items() if "filter" in own}
 
     def copy(self) -> dict[str, Any]:
-        """Returns copies by policy id, with what is pending in them."""
+        """Returns copies by policy id, including their pending statistics."""
         return {pid: each.snapshot() for pid, each in self.by_policy.items()}
 
     def sync(self, new_filters: Mapping[str, Any]) -> None:
@@ -35,9 +35,9 @@ class ObservationFilters:
         missing, unknown = sorted(set(own) - set(new_filters)), sorted(set(new_filters) - set(own))
         if missing or unknown:
             raise UsageError(
-                f"new_filters must have a filter for each policy of this worker that has one, "
-                f"{sorted(own)}, and no others; missing are {missing}, unknown are {unknown}. Give "
-                "what `get_filters()` of a worker with the same policies returned."
+                f"new_filters must have exactly the policies of this worker that have a filter, "
+                f"{sorted(own)}; missing: {missing}, unknown: {unknown}. Pass the result of "
+                "`get_filters()` of a worker with the same policies."
             )
         for policy_id, each in own.items():
             each.snapshot().sync(new_filters[policy_id])
@@ -46,10 +46,10 @@ class ObservationFilters:
             self._policy_map.handle(policy_id).driver.apply_filters()
 
     def flush(self) -> None:
-        """Lets the statistics of what was sampled take effect.
+        """Applies the statistics of the sampled observations.
 
-        A worker of its own does it before each sample; an algorithm once per training iteration, so
-        that what was acted on and what is learned from are normalised alike.
+        A stand-alone worker calls this before each sample; an algorithm calls it once per training
+        iteration, so that acting and learning normalize observations alike.
         """
         for policy in self._policy_map.values():
             policy.driver.learning.flush_filters()

@@ -1,4 +1,4 @@
-"""Trajectories of different lengths, side by side in arrays."""
+"""Packs trajectories of different lengths next to each other into arrays."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import numpy as np
 
 
 class Packing:
-    """Where the rows of trajectories stand in an array `[N, T]` that keeps each one together.
+    """Positions of rows in an array `[N, T]` that keeps each trajectory contiguous.
 
-    T is the length of the longest trajectory; shorter ones follow each other in a row of the array
-    as far as they fit.
+    T is the length of the longest trajectory; shorter ones share a row of the array while they fit.
 
     >>> packing = Packing.of(np.array([0, 0, 1, 1, 1], bool))
     >>> packing.pack(np.array([1, 2, 3, 4, 5]))
@@ -21,7 +20,7 @@ class Packing:
 
     def __init__(self, shape: tuple[int, int], where: np.ndarray | None = None) -> None:
         self.shape = shape
-        self._where = where  # int [R] into the flat array; None: the rows fill it in order
+        self._where = where  # int [R], in the flat array; None if the rows fill it in order
 
     @classmethod
     def of(cls, ends: np.ndarray) -> Packing:
@@ -41,7 +40,7 @@ class Packing:
         return cls((row + 1, width), where)
 
     def pack(self, column: np.ndarray) -> np.ndarray:
-        """Returns a column `[R, ...]` as `[N, T, ...]`; zeros fill it up."""
+        """Returns a column `[R, ...]` as `[N, T, ...]`, padded with zeros."""
         packed = column
         if self._where is not None:
             packed = np.zeros((self.shape[0] * self.shape[1], *column.shape[1:]), column.dtype)
@@ -50,18 +49,18 @@ class Packing:
         return result
 
     def unpack(self, packed: np.ndarray) -> np.ndarray:
-        """Returns what stands where the rows stand, `[R, ...]` of `[N, T, ...]`."""
+        """Returns the rows `[R, ...]` of a packed column `[N, T, ...]`."""
         flat = packed.reshape((-1, *packed.shape[2:]))
         return flat if self._where is None else flat[self._where]
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the places `(n, t)` of rows, int `[K]` each."""
+        """Returns the positions `(n, t)` of rows, int `[K]` each."""
         where = rows if self._where is None else self._where[rows]
         row, column = np.divmod(where, self.shape[1])
         return row, column
 
     def rows_at(self, steps: np.ndarray) -> np.ndarray:
-        """Returns, for each row, which row stands at step `steps` of its place in the array."""
+        """Returns, for each row, the row at step `steps` of its line in the array."""
         where, width = self._where, self.shape[1]
         if where is None:
             where, row_at = np.arange(len(steps)), None
@@ -77,7 +76,7 @@ class PackedColumns(Mapping[str, np.ndarray]):
 
     Args:
         columns: by name.
-        packing: where their rows stand.
+        packing: the positions of their rows.
     """
 
     def __init__(self, columns: Mapping[str, np.ndarray], packing: Packing) -> None:

@@ -1,4 +1,4 @@
-"""Methods by which RLlib's parallel iterators draw from a worker."""
+"""The methods of a worker that RLlib's parallel iterators call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class ParallelIteratorWorker(Worker):
     """Base class of workers that parallel iterators draw from."""
 
     _items: Iterator[Any] | None = None
-    _slices: dict[int, list[deque[Any]]]  # by step: what was drawn for each start
+    _slices: dict[int, list[deque[Any]]]  # by step: the items drawn for each start
 
     def par_iter_init(self, transform: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
-        """Begins an endless iterator over `sample()`.
+        """Starts an endless iterator over `sample()`.
 
         Args:
             transform: takes that iterator and returns the one to draw from.
@@ -49,7 +49,7 @@ class ParallelIteratorWorker(Worker):
     def par_iter_slice(self, step: int, start: int) -> Any:
         """Returns the next of every `step`-th item, counted from `start`.
 
-        Items are drawn `step` at a time; those of other starts wait until they are asked for.
+        Items are drawn `step` at a time; those of other starts are queued.
 
         Raises:
             StopIteration: if there is none left.
@@ -68,7 +68,7 @@ class ParallelIteratorWorker(Worker):
         return waiting[start].popleft()
 
     def par_iter_slice_batch(self, step: int, start: int, batch_ms: int) -> list[Any]:
-        """Returns those of `par_iter_slice` that came in `batch_ms` milliseconds, at least one.
+        """Returns the items of `par_iter_slice` that came in `batch_ms` milliseconds, at least one.
 
         Raises:
             StopIteration: if there is none left.

@@ -1,4 +1,4 @@
-"""Additions of policies as values, and transactions that make them in all workers or in none."""
+"""Additions of policies as values, and transactions that apply them in all workers or in none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tfpolicies.policy.policy import Policy
 
 
 class MappingAndTrainable(NamedTuple):
-    """Which policy acts for which agent, and which policies are trained.
+    """The policy mapping function and the predicate of trained policies.
 
     Attributes:
-        policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
+        policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, returns a policy id.
         policies_to_train: `f(policy_id, batch=None)`; None for all.
     """
 
@@ -30,16 +30,16 @@ class MappingAndTrainable(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyAddition:
-    """A policy that is to be added to workers, and what changes with it.
+    """A policy to add to workers, and the changes that come with it.
 
     Attributes:
         policy_id: its id.
-        spec: what to make it of; or
-        policy: the policy itself. With neither, it is made of its state.
-        policy_state: its state, as `get_state` returned it; None for that of a new policy.
+        spec: the spec to create it from; or
+        policy: the policy itself. Without both, it is created from its state.
+        policy_state: its state, from `get_state`; None keeps the initial state.
         policy_mapping_fn: the new mapping function; None keeps the present one.
         is_policy_to_train: `f(policy_id, batch=None)`; None keeps the present one.
-        calls_on_create: whether `on_create_policy` is called, as for each policy that is made.
+        calls_on_create: whether `on_create_policy` is called, as for each policy that is created.
     """
 
     policy_id: str
@@ -70,7 +70,7 @@ class PolicyAddition:
 
         Args:
             policy_ids: of the policies that exist.
-            policy_id: this and all others as `RolloutWorker.add_policy` takes them.
+            policy_id: this and all others as in `RolloutWorker.add_policy`.
             policy_cls: as there.
             policy: as there.
             observation_space: as there.
@@ -85,12 +85,12 @@ class PolicyAddition:
             ConfigError: for an invalid id or mapping function, or a `module_spec`.
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of class and instance is given, and is a policy; or if
-                `policies_to_train` says nothing about policies.
+                `policies_to_train` is neither ids nor a function.
         """
         validate_policy_id(policy_id, error=True)
         if module_spec is not None:
             raise ConfigError(
-                "module_spec must be None: there are no RLModules here; give `policy_cls` and "
+                "module_spec must be None: RLModules are not supported; give `policy_cls` and "
                 "`config={'model': ...}`."
             )
         require_new_id(policy_id, policy_ids)
@@ -110,7 +110,7 @@ class PolicyAddition:
         )
 
     def as_state(self, policy_state: Mapping[str, Any]) -> PolicyAddition:
-        """Returns the addition of the same policy to other workers, made of its state."""
+        """Returns the addition of the same policy to other workers, created from its state."""
         return replace(self, spec=None, policy=None, policy_state=policy_state)
 
 
@@ -141,20 +141,19 @@ _Added = TypeVar("_Added", covariant=True)
 
 
 class HoldsPolicies(Protocol[_Added]):
-    """A worker, or several, whose policies a transaction changes."""
+    """One or several workers whose policies a transaction changes."""
 
     def apply(self, addition: PolicyAddition) -> _Added:
         """Adds a policy."""
 
     def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
-        """Removes a policy if it is there, and restores who acts and who is trained."""
+        """Removes a policy if it exists, and restores the mapping and the trained policies."""
 
 
 class PolicyTransaction:
-    """Adds policies to several workers; if anything fails, none of them has any.
+    """Adds policies to several workers; if an addition fails, it reverts all of them.
 
-    Use it in a `with` statement. An error in the block takes back what `add` has done, in the
-    opposite order.
+    Use it in a `with` statement. An error in the block reverts the additions in reverse order.
 
     Example:
         >>> class Names(list):
@@ -184,12 +183,12 @@ class PolicyTransaction:
         """Adds a policy to a worker, or to several.
 
         Args:
-            workers: where it is added.
-            addition: what is added; no policy of its id may be there.
-            before: who acts and who is trained there so far.
+            workers: the worker or workers.
+            addition: the policy; its id must be new there.
+            before: the present mapping and trained policies, which an error restores.
 
         Returns:
-            What `workers.apply` returns.
+            The result of `workers.apply`.
         """
         self._undo.callback(workers.revert, addition.policy_id, before)
         return workers.apply(addition)

@@ -1,4 +1,4 @@
-"""What stands between environments with several agents and one policy: its connectors."""
+"""Connects one policy's connectors to multi-agent environments."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ NO_PIPELINES: Pipelines = (None, None)
 
 
 def pipelines_of(policy: Policy) -> Pipelines:
-    """Returns the connectors of a policy; None for both where there is nothing in them."""
+    """Returns the pipelines of a policy; `NO_PIPELINES` if both are empty."""
     agent, action = policy.agent_connectors, policy.action_connectors
     return (agent, action) if agent or action else NO_PIPELINES
 
 
 def has_others(policy: Policy, held: Pipelines) -> bool:
-    """Whether a policy has other connectors now than those of before."""
+    """Returns whether a policy has other pipelines than before."""
     return any(one is not other for one, other in zip(pipelines_of(policy), held, strict=True))
 
 
 class Connection:
-    """What stands between the environments and one policy.
+    """The connectors of one policy, applied to the agents of all sub-environments.
 
     Args:
         rows: of the policy, which has connectors.
         seats: of all agents.
-        space_of: `f(env_id, agent)`, the space of what the agent observes; None if nobody knows.
+        space_of: `f(env_id, agent)`, the observation space of an agent; None if unknown.
 
     Attributes:
-        pipelines: the policy's connectors, as it had them when it began to act.
+        pipelines: the policy's connectors at the time it started to act.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class Connection:
     ) -> None:
         self.pipelines = pipelines_of(rows.policy)
         self._agent, self._action = self.pipelines
-        self._stacker: Any = None  # of what environments give; known when the first agent comes
+        self._stacker: Any = None  # of environments' observations; set at the first agent
         self._rows = rows
         self._seats = seats
         self._space_of = space_of
-        self._admitted: spaces.Space[Any] | None = None  # the space of the agent that came last
-        # by seat: the environment, and the leaves of what that gave last
+        self._admitted: spaces.Space[Any] | None = None  # the space of the agent added last
+        # By slot: the environment, and the leaves of its last observation.
         self._table = Table({"env_id": ((), np.int64)})
         self._last: list[str] = []  # the names of these leaves
 
-    # -- who is there -------------------------------------------------------------------------
+    # -- agents -------------------------------------------------------------------------------
 
     def admit(self, seat: int, env_id: int, agent: Hashable) -> None:
-        """Takes down the environment of an agent that took a seat.
+        """Records the environment of an agent that got a slot.
 
         Raises:
-            ConfigError: if the connectors cannot take what the agent observes.
+            ConfigError: if the connectors do not accept the agent's observations.
         """
         space = self._space_of(env_id, agent)
         if self._stacker is None or space is not self._admitted:
@@ -83,7 +83,7 @@ class Connection:
         self._table.columns["env_id"][seat] = env_id
 
     def _check(self, agent: Hashable, space: spaces.Space[Any] | None) -> None:
-        """Checks that an agent's observations go in, and what the policy acts on comes out."""
+        """Checks that the pipeline takes the agent's observations and gives the policy's."""
         policy = self._rows.policy
         if self._agent is None:
             self._agent = AgentConnectorPipeline()
@@ -104,10 +104,10 @@ class Connection:
             told = pipeline.space if pipeline.is_connected else "anything"
             raise ConfigError(
                 f"Policy {self._rows.policy_id!r} cannot act for agent {agent!r}: the environment "
-                f"gives the agent {given}, but the policy's {pipeline} takes {told}, gives {seen}, "
-                f"and the policy acts on {policy.observation_space}.{reason} Map the agent to "
-                "another policy, or give this one other `agent_connectors` or the agent's "
-                "observation_space in its PolicySpec."
+                f"gives the agent {given}, but the policy's {pipeline} takes {told}, returns "
+                f"{seen}, and the policy acts on {policy.observation_space}.{reason} Map the "
+                "agent to another policy, or give this one other `agent_connectors` or the "
+                "agent's observation_space in its PolicySpec."
             )
         if self._action is not None and not self._action.is_connected:
             self._action.connect(policy.action_space)
@@ -118,24 +118,24 @@ class Connection:
             self._last = list(kinds)
 
     def env_ids(self, seats: np.ndarray) -> np.ndarray:
-        """Returns the environments of seats, int64 `[K]` both."""
+        """Returns the environment of each slot, int64 `[K]`."""
         return self._table["env_id"].take(seats)
 
     def reset(self, env_ids: np.ndarray) -> None:
-        """Forgets the episodes of environments, int64 `[K]`."""
+        """Resets the connectors for environments, int64 `[K]`, whose episodes ended."""
         for pipeline in self.pipelines:
             if pipeline is not None:
                 pipeline.reset(env_ids)
 
-    # -- what goes through --------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------
 
     def take(self, seats: np.ndarray, observed: Sequence[Any]) -> Any:
-        """Returns what goes into the connectors, a batch nested as the environment's space.
+        """Returns the connectors' input: a batch nested like the environment's space.
 
         Args:
-            seats: int64 `[K]`; the last ones of who is done without a last observation, whose rows
-                have what they observed before.
-            observed: the single observations of the others.
+            seats: int64 `[K]`. The last ones, beyond `observed`, belong to agents that are done
+                without a last observation: their rows repeat the previous observation.
+            observed: the single observations of the first slots.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
@@ -148,41 +148,41 @@ class Connection:
     def see(
         self, obs: Structure, seats: np.ndarray, rewards: np.ndarray | None
     ) -> tuple[list[np.ndarray], np.ndarray | None]:
-        """Returns what the policy sees: leaves `[K, ...]`, and rewards float64 `[K]` if given.
+        """Returns the policy's input: leaves `[K, ...]`, and rewards float64 `[K]` if given.
 
         Args:
-            obs: what `take` returned.
+            obs: the result of `take`.
             seats: of the rows, int64 `[K]`.
-            rewards: float64 `[K]`, or None where there are none yet.
+            rewards: float64 `[K]`; None if there are none yet.
 
         Raises:
-            ObservationError: if the connectors give what is not of the policy's space, or not
-                finite.
+            ObservationError: if the connectors return values that are not of the policy's space, or
+                not finite.
         """
         pipeline: Any = self._agent
         agents = self._seats.columns["agent_index"][seats]
         step = pipeline(AgentStep(obs, self.env_ids(seats), rewards, agents))
         whose = f"the connectors of policy {self._rows.policy_id!r}"
         stacker = self._rows.stacker
-        arrays = batch_leaves(stacker.leaves, step.obs, f"what {whose} give")
+        arrays = batch_leaves(stacker.leaves, step.obs, f"the output of {whose}")
         for leaf, array in zip(stacker.leaves, arrays, strict=True):
             problem = None if stacker.is_sound(leaf, array) else unsound(leaf.space)
             if problem is not None:
                 raise ObservationError(
-                    f"{leaf.name('obs')} that {whose} give {problem}. Correct {pipeline}."
+                    f"{leaf.name('obs')} from {whose} {problem}. Correct {pipeline}."
                 )
         if rewards is None or step.rewards is None:
             return arrays, rewards
         found = np.asarray(step.rewards, np.float64)
         if not are_sound(found):
             raise ObservationError(
-                f"Rewards that {whose} give must be {len(rewards)} finite numbers, but are "
+                f"Rewards from {whose} must be {len(rewards)} finite numbers, but are "
                 f"{step.rewards!r:.200}. Correct {pipeline}."
             )
         return arrays, found
 
     def act(self, actions: Structure, seats: np.ndarray) -> Any:
-        """Returns what the environments get of a policy's actions `[K, ...]`, likewise nested."""
+        """Returns the environments' actions for a policy's actions `[K, ...]`, nested alike."""
         if not self._action:
             return actions
         agents = self._seats.columns["agent_index"][seats]
@@ -190,9 +190,5 @@ class Connection:
 
 
 def _form(space: gym.Space[Any]) -> list[tuple[Any, ...]]:
-    """Returns what must be the same of two spaces for observations of one to pass as the other's.
-
-    Raises:
-        SpaceError: for a space without arrays of fixed shapes.
-    """
+    """Returns the properties that two spaces must share to exchange observations."""
     return [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves(space)]

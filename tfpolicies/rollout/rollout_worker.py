@@ -1,4 +1,4 @@
-"""The rollout worker: environments, policies and a sampler, behind the documented methods."""
+"""`RolloutWorker`: samples experience with policies in environments."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     """Collects experience of policies in environments.
 
     Args:
-        env_creator: `f(env_context)` that gives an environment, called once for each of
-            `num_envs_per_worker`; or None, to take `config.env`. See `make_any_environments` for
-            what is accepted: vector environments, EnvPool, `MultiAgentEnv` and PettingZoo, too.
-            It may give None, for a worker without environments, if there are `spaces`.
+        env_creator: `f(env_context)` that returns an environment, called once for each of
+            `num_envs_per_worker`; or None, to use `config.env`. It may also return vector
+            environments, EnvPool, `MultiAgentEnv` or PettingZoo environments; see
+            `make_any_environments`. With `spaces` it may return None, for a worker without
+            environments.
         validate_env: `f(env, env_context)`, raises to reject an environment.
         config: an `AlgorithmConfig` (frozen from here on), a dict of settings, or None for the
             policy class's defaults.
@@ -54,21 +55,21 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         recreated_worker: whether this worker replaces one that died.
         log_dir: accepted; kept in `creation_args()`.
         spaces: `{policy_id: (observation_space, action_space)}`, used instead of the environment's;
-            the key `"__env__"` has those of an environment that is not made here. They are what
-            an environment gives and takes, before connectors.
-        default_policy_class: the class of policies that name none.
+            the key `"__env__"` has those of an environment that is not created here. They are the
+            environment's spaces, before connectors.
+        default_policy_class: the class of policies without a class in their spec.
         dataset_shards: must be None.
-        tf_session_creator: must be -1; a session creator belongs to a `PolicyMap`.
+        tf_session_creator: must be -1; a session creator is an argument of `PolicyMap`.
 
     Attributes:
         config: the frozen config.
-        worker_index: as given.
-        num_workers: as given.
-        environments: the environments behind one step, None without any; `async_env`, too.
-        sampler: what steps them.
-        policies: the policies, who acts for whom, and who is trained.
+        worker_index: 0 for the worker of this process.
+        num_workers: remote workers of the run.
+        environments: all environments, which step together; None without any. Also `async_env`.
+        sampler: steps the environments; None without any.
+        policies: the policies, their mapping to agents, and which are trained.
         policy_map: the policies by id.
-        policy_dict: how each was made, a `PolicySpec` by id, with the environment's spaces.
+        policy_dict: a `PolicySpec` for each policy id, with the environment's spaces.
         observation_filters: the running statistics of observations.
         global_vars: the counters of the run.
         seeds: of environments and generators.
@@ -76,10 +77,10 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         weights_seq_no: of the weights that were set last.
         multiagent: whether there is another policy than the one called `DEFAULT_POLICY_ID`.
         seed: the config's plus the worker's index (plus 10000 in evaluation); None without one.
-        seconds_to_make: what making all environments took.
-        watchdog: looks after how long environments take; None without `env_step_timeout_s`.
-        has_episodes: whether episodes run; if not, new ones begin with the next sample, so that
-            policies and a mapping given before the first one are in its first episodes.
+        seconds_to_make: the time to create all environments.
+        watchdog: monitors the step time of environments; None without `env_step_timeout_s`.
+        has_episodes: whether episodes run; if not, new ones start with the next sample, so that
+            policies and a mapping set before the first sample apply to its episodes.
 
     Raises:
         ConfigError: for contradicting settings, or if a policy has no class or no spaces.
@@ -147,7 +148,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     # -- construction -------------------------------------------------------------------------
 
     def _has_environments(self) -> bool:
-        """Whether this worker samples: the local one does not where remote ones do."""
+        """Returns whether this worker samples. The local one does not if there are remote ones."""
         remote_ones_do = self.worker_index == 0 and self.num_workers > 0
         return not remote_ones_do or bool(self.config.create_env_on_local_worker)
 
@@ -160,7 +161,6 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         )
 
     def _make_sampler(self) -> Sampler | None:
-        """Returns what steps the environments, None without any."""
         envs, config = self.environments, self.config
         if envs is None:
             return None
@@ -189,12 +189,12 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     @property
     def async_env(self) -> Environments | MultiAgentEnvironments | None:
-        """The environments behind one step, or None."""
+        """All environments, which step together; None without any."""
         return self.environments
 
     @property
     def multiagent(self) -> bool:
-        """Whether there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
+        """True if there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
         return set(self.policy_map) != {DEFAULT_POLICY_ID}
 
     @property
@@ -211,23 +211,23 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         return self.config.fragment_length(envs, self.worker_index) * envs
 
     def reset_episodes(self) -> None:
-        """Starts new episodes in all environments; rows not handed out yet are dropped."""
+        """Starts new episodes in all environments; drops rows that were not returned yet."""
         sampler = self._require_sampler()
         sampler.reset(self.seeds.next(sampler.envs.num_envs))
         self.has_episodes = True
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
-        """Returns a batch of fresh, postprocessed experience; later calls continue the episodes.
+        """Returns a batch of new, postprocessed experience; later calls continue the episodes.
 
         With `batch_mode="truncate_episodes"` it has `rollout_fragment_length` steps of each
-        environment, with `"complete_episodes"` whole episodes of at least that many steps in all.
+        environment, with `"complete_episodes"` whole episodes of at least that many steps in total.
         Environments with several agents give a `MultiAgentBatch`, whose steps are counted by
         `count_steps_by`; others a `SampleBatch`.
 
         Raises:
             UsageError: if the worker has no environment, or was stopped.
             EnvError: if an environment breaks its contract. After this and any other error, of
-                callbacks for example, new episodes begin with the next sample.
+                callbacks for example, new episodes start with the next sample.
         """
         sampler = self._require_sampler()
         if self._first_batch is not None:
@@ -236,7 +236,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
             self.reset_episodes()
         if self.flushes_filters:
             self.observation_filters.flush()
-        self.has_episodes = False  # what an error leaves behind must not get into a batch
+        self.has_episodes = False  # after an error, partial episodes must not get into a batch
         batch = sampler.sample()
         self.has_episodes = True
         self.callbacks.on_sample_end(worker=self, samples=batch)
@@ -263,17 +263,17 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     @property
     def policy_dict(self) -> dict[str, PolicySpec]:
-        """How each policy was made, by id."""
+        """The `PolicySpec` of each policy by id."""
         return self.policies.specs
 
     @property
     def policy_mapping_fn(self) -> MappingFn:
-        """The function that says which policy acts for an agent."""
+        """The function that maps an agent to a policy id."""
         return self.policies.policy_mapping_fn
 
     @property
     def is_policy_to_train(self) -> ToTrain:
-        """What says whether a policy is trained, `f(policy_id, batch=None)`; None for all."""
+        """The predicate of trained policies, `f(policy_id, batch=None)`; None for all."""
         return self.policies.is_policy_to_train
 
     def add_policy(
@@ -290,23 +290,23 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         policies_to_train: Collection[str] | ToTrain = None,
         module_spec: object = None,
     ) -> Policy:
-        """Adds a policy, in the middle of episodes, too; all arguments are checked before.
+        """Adds a policy, also while episodes run; checks all arguments first.
 
         Args:
             policy_id: its id.
-            policy_cls: the class to make it of; or
-            policy: the policy itself, which may not belong to another worker: of such a one, a copy
-                is taken.
-            observation_space: what the environment gives the policy, before its connectors; None
-                for what the environment or config says.
-            action_space: likewise.
+            policy_cls: the class to create it from; or
+            policy: the policy itself; if it belongs to another worker, it is copied.
+            observation_space: the environment's observations for the policy, before its connectors;
+                None for the space of the environment or config.
+            action_space: the environment's actions for the policy, after its connectors; None for
+                the space of the environment or config.
             config: its overrides of the worker's config; with `agent_connectors` or
-                `action_connectors` the policy has others than the rest, or none.
-            policy_state: its state, as `get_state` returned it.
-            policy_mapping_fn: from now on says which policy acts for an agent. Running episodes
-                keep the mapping that they began with.
+                `action_connectors` the policy has other connectors than the rest, or none.
+            policy_state: its state, from `get_state`.
+            policy_mapping_fn: the new mapping of agents to policies. Running episodes keep the
+                mapping that they started with.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
-                keeps what there is, an empty list trains none.
+                keeps the present ones, an empty list trains none.
             module_spec: must be None.
 
         Returns:
@@ -327,7 +327,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         policy_mapping_fn: MappingFn | None = None,
         policies_to_train: Collection[str] | ToTrain = None,
     ) -> None:
-        """Removes a policy. Running episodes in which it plays are dropped at their next step.
+        """Removes a policy. Running episodes that use it are dropped at their next step.
 
         Args:
             policy_id: its id.
@@ -336,18 +336,18 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
         Raises:
             UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
-            UsageError: if the mapping function gives it to an agent; nothing is changed then.
+            UsageError: if the mapping function maps an agent to it; nothing is changed then.
         """
         self.policies.require_unmapped(policy_id, policy_mapping_fn)
         self.policies.remove(policy_id, policy_mapping_fn, policies_to_train)
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None = None) -> None:
-        """Sets the function that says which policy acts for an agent; None keeps what there is.
+        """Sets the function that maps agents to policies; None keeps the present one.
 
-        Running episodes keep the mapping that they began with.
+        Running episodes keep the mapping that they started with.
 
         Raises:
-            ConfigError: if it is no function; nothing is changed then.
+            ConfigError: if it is not a function; nothing is changed then.
         """
         require_mapping_fn(policy_mapping_fn)
         self.policies.change(policy_mapping_fn, None)
@@ -395,7 +395,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     # -- weights, filters, state --------------------------------------------------------------
 
     def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
-        """Returns the weights by policy id, of all policies or of the one or those named."""
+        """Returns the weights by policy id, of all policies or of the named ones."""
         ids = select_ids(policies, list(self.policy_map))
         return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
 
@@ -409,13 +409,13 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
         Args:
             weights: by policy id.
-            global_vars: as `set_global_vars` takes them.
-            weights_seq_no: a number of these weights; those of the number that was set last are
-                not set again.
+            global_vars: as for `set_global_vars`.
+            weights_seq_no: a number of these weights; weights with the same number as the last
+                ones are not set again.
 
         Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
-            KeyError: for global variables without `timestep`; likewise.
+            UnknownPolicyError: if a policy id does not exist; nothing is changed then.
+            KeyError: for global variables without `timestep`; nothing is changed then.
         """
         policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
         if global_vars:
@@ -429,7 +429,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
 
     @property
     def filters(self) -> dict[str, Any]:
-        """The running statistics of observations by policy id, of policies that have any."""
+        """The running statistics of observations by policy id, for policies that have any."""
         return self.observation_filters.by_policy
 
     @property
@@ -438,10 +438,11 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         return {}
 
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
-        """Returns copies of the filters by policy id; what is pending in them is pending in those.
+        """Returns copies of the filters by policy id, including their pending statistics.
 
         Args:
-            flush_after: let what is pending take effect here, so that it is not reported again.
+            flush_after: apply the pending statistics in this worker, so that they are not
+                reported again.
         """
         copies = self.observation_filters.copy()
         if flush_after:
@@ -449,7 +450,7 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         return copies
 
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
-        """Takes over the statistics of other filters; what is pending here stays pending.
+        """Copies the statistics of other filters; what is pending here stays pending.
 
         Args:
             new_filters: by policy id, for exactly the policies that `filters` has.
@@ -457,35 +458,36 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
         Raises:
             UsageError: if one is missing, or is of a policy without a filter here; also an
                 AssertionError. Nothing is changed then.
-            WeightsError: if one does not fit; likewise.
+            WeightsError: if one does not fit; nothing is changed then.
         """
         self.observation_filters.sync(new_filters)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what `set_state` restores: policies, mapping, who is trained, counters.
+        """Returns the state for `set_state`: policies, mapping, trained policies, counters.
 
-        Policies that are not trained are left out with `checkpoint_trainable_policies_only`.
+        With `checkpoint_trainable_policies_only` it has only the policies that are trained.
         """
         return worker_state.make_state(self.policies, self.observation_filters)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(
             self,
-            "Make another one of the same config, RolloutWorker(config=worker.config), and give it "
-            "the policies: other.set_state(worker.get_state()).",
+            "Create another one with the same config, RolloutWorker(config=worker.config), and "
+            "copy the policies: other.set_state(worker.get_state()).",
         )
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned; policies that are not here yet are added.
+        """Restores what `get_state` returned; adds policies that do not exist here yet.
 
-        Policies that are here only stay as they are. The filters are restored with the policies,
-        whose parts they are.
+        Policies that the state does not have stay as they are. The filters are restored as part of
+        the policies.
 
         Raises:
-            ConfigError: for an invalid id of a policy, or a mapping that is no function.
-            WeightsError: if this is no state of a worker, or a policy's state does not fit; nothing
-                is changed then.
-            UsageError: if `is_policy_to_train` says nothing about policies; likewise.
+            ConfigError: for an invalid policy id, or a mapping that is not a function.
+            WeightsError: if this is not a state of a worker, or a policy's state does not fit;
+                nothing is changed then.
+            UsageError: if `is_policy_to_train` is neither ids nor a function; nothing is changed
+                then.
         """
         worker_state.restore_state(self.policies, state)
 
@@ -496,12 +498,12 @@ class RolloutWorker(LearningWorker, ParallelIteratorWorker, WorkerProcess, Exten
     def set_global_vars(
         self, global_vars: Mapping[str, Any], policy_ids: Collection[str] | None = None
     ) -> None:
-        """Takes over the counters of the run and tells the policies that are trained.
+        """Sets the counters of the run and notifies the policies that are trained.
 
         Args:
-            global_vars: `timestep`, and `num_grad_updates_per_policy`; policies are told all others
-                with the time step, and of the updates their own number.
-            policy_ids: tell only these.
+            global_vars: `timestep`, and `num_grad_updates_per_policy`. Policies get all other
+                counters with the time step, and their own number of updates.
+            policy_ids: notify only these policies.
 
         Raises:
             KeyError: without `timestep`.
@@ -539,11 +541,6 @@ def _require_supported(
     dataset_shards: Collection[object] | None,
     policy_class: type[Policy] | None,
 ) -> None:
-    """Checks arguments of a worker.
-
-    Raises:
-        ConfigError: if one is not supported.
-    """
     if tf_session_creator != -1:
         raise ConfigError(
             "tf_session_creator is no longer an argument of a worker; give a session_creator "
@@ -556,7 +553,7 @@ def _require_supported(
     ):
         raise ConfigError(
             f"default_policy_class must be a subclass of Policy, got {policy_class!r}; "
-            "give the class to act with, for example PPOTF2Policy."
+            "give a policy class, for example PPOTF2Policy."
         )
 
 

@@ -1,4 +1,4 @@
-"""Discounted returns so far, of trajectories that are cut into fragments."""
+"""Running discounted returns of trajectories that span several fragments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfpolicies.rollout.packing import Packing
 
 
 class RunningReturns:
-    """Adds up one policy's rewards, and keeps what the next fragments go on from.
+    """Accumulates the discounted rewards of one policy across fragments.
 
     Attributes:
-        open: R of the last row of each trajectory that goes on, by episode id and agent index.
+        open: R of the last row of each unfinished trajectory, by episode id and agent index.
     """
 
     def __init__(self, returns: Mapping[tuple[int, int], float] | None = None) -> None:
@@ -36,15 +36,16 @@ class RunningReturns:
         Args:
             columns: of the rows `[R]`, trajectory after trajectory.
             ends: bool `[R]`: the last row of each trajectory.
-            packing: where the rows stand side by side.
-            running: the ids of episodes that go on, or whose rows are still to come.
+            packing: the position of each row in an array `[N, T]`.
+            running: the ids of episodes that have further rows.
             gamma: the discount.
         """
         lasts = np.flatnonzero(ends)
         episodes, agents = (columns[name][lasts].tolist() for name in ("eps_id", "agent_index"))
         keys = list(zip(episodes, agents, strict=True))
         before = np.zeros(len(ends))
-        same = [False, *(key == last for last, key in itertools.pairwise(keys))]  # a life was lost
+        # A second trajectory of one agent begins where a life was lost.
+        same = [False, *(key == last for last, key in itertools.pairwise(keys))]
         before[[0, *(lasts[:-1] + 1)]] = [
             0.0 if begins else self.open.get(key, 0.0)
             for key, begins in zip(keys, same, strict=True)
@@ -57,12 +58,12 @@ class RunningReturns:
         return found
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Returns what is kept, as arrays."""
+        """Returns the returns of unfinished trajectories as arrays."""
         keys = np.array(list(self.open), np.int64).reshape(-1, 2)
         return {"keys": keys, "returns": np.array(list(self.open.values()), np.float64)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RunningReturns:
-        """Returns one that goes on where `get_state` was called."""
+        """Restores what `get_state` returned."""
         keys = [tuple(key) for key in np.asarray(state["keys"]).tolist()]
         return cls(dict(zip(keys, np.asarray(state["returns"]).tolist(), strict=True)))

@@ -1,4 +1,4 @@
-"""What every sampler does for a worker: sample batches, play episodes, tell where it stands."""
+"""Base class of samplers: returns batches, plays episodes, and saves running episodes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tfpolicies.rollout.timing import StepTimes
 logger = logging.getLogger("tfpolicies")
 
 LONG = 30_000
-"""Steps after which an episode that somebody waits for is reported."""
+"""Steps after which an episode that delays a result is reported."""
 
 
 def warn_long_episode(index: int, steps: int, *, evaluates: bool = False) -> None:
-    """Logs a warning about an episode that sampling, or an evaluation, waits for.
+    """Logs a warning about an episode that delays sampling or an evaluation.
 
     Args:
         index: of its environment.
-        steps: that it has so far.
-        evaluates: whether an evaluation waits.
+        steps: its length so far.
+        evaluates: whether an evaluation waits for it.
     """
     waits, way_out = "batch_mode='complete_episodes'", "use batch_mode='truncate_episodes'"
     if evaluates:
@@ -46,40 +46,41 @@ def warn_long_episode(index: int, steps: int, *, evaluates: bool = False) -> Non
 
 
 class Goal(NamedTuple):
-    """How much is to be played, in whole episodes."""
+    """The number of episodes or steps to play, in whole episodes."""
 
-    amount: int  # of episodes, or of steps at least
-    by_episodes: bool  # which of the two
-    limit: float = math.inf  # the time, by `timing.now`, after which only what has ended counts
+    amount: int  # of episodes, or minimum number of steps
+    by_episodes: bool  # whether `amount` counts episodes
+    limit: float = math.inf  # time, by `timing.now`; later episodes do not count
 
 
 class Played(NamedTuple):
-    """Episodes that were played, and the steps that agents took in the sound ones."""
+    """The episodes of an evaluation, and the agent steps in those that are not faulty."""
 
     episodes: list[RolloutMetrics]
     agent_steps: int
-    is_cut: bool = False  # whether there was no time for all of them
+    is_cut: bool = False  # whether the time limit ended the evaluation
 
     def done(self, *, by_episodes: bool) -> int:
-        """Returns the number of sound episodes, or of the steps of environments."""
+        """Returns the number of episodes that are not faulty, or of their environment steps."""
         sound = [episode for episode in self.episodes if not episode.episode_faulty]
         return len(sound) if by_episodes else sum(e.episode_length for e in sound)
 
     def plus(self, other: Played) -> Played:
-        """Returns the two together."""
+        """Merges two results."""
         episodes, steps = self.episodes + other.episodes, self.agent_steps + other.agent_steps
         return Played(episodes, steps, self.is_cut or other.is_cut)
 
 
 class Sampler(abc.ABC):
-    """Steps environments by policies, and hands out what happened.
+    """Steps environments with policies, and returns their experience.
 
     Args:
         envs: step together.
-        policies: by id; what is in it may change between samples.
-        fragment_length: steps that each environment yields per sample.
+        policies: by id; may change between samples.
+        fragment_length: steps of each environment per sample.
         complete_episodes: yield whole episodes, at least `fragment_length * N` steps of them.
-        clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
+        clip_rewards: None, True (the sign) or a bound. Learning gets clipped rewards, metrics
+            raw ones.
         enable_connectors: see `Postprocessor`.
         rng: draws episode ids.
         callbacks: the user's; None for none.
@@ -87,10 +88,10 @@ class Sampler(abc.ABC):
         perf_stats_ema_coef: see `StepTimes`.
 
     Attributes:
-        envs: as given, or behind connectors.
-        policies: as given.
-        rng: as given; may be set anew.
-        metrics: of the episodes that ended, until somebody takes them.
+        envs: the environments, wrapped with connectors if there are any.
+        policies: by id.
+        rng: draws episode ids; may be replaced.
+        metrics: of finished episodes, until the worker collects them.
         times: of the parts of a step.
     """
 
@@ -124,32 +125,27 @@ class Sampler(abc.ABC):
 
     @property
     def running_episodes(self) -> Sequence[Episode]:
-        """The episodes that have begun, as far as somebody follows them."""
+        """The running episodes, if they are tracked."""
         return ()
 
     @abc.abstractmethod
     def _running_ids(self) -> list[int]:
-        """Returns the ids of the running episodes."""
+        """Returns the ids of running episodes."""
 
     def _require_fitting_exploration(self, policy: Policy, whose: str = "") -> None:
-        """Checks that what a policy explores by can be used with these fragments.
-
-        Raises:
-            ConfigError: if it needs whole episodes.
-        """
+        """Raises a ConfigError if the policy's exploration needs whole episodes and gets none."""
         if policy.driver.acting.resets_per_episode and not self._complete:
             raise ConfigError(
-                f"exploration_config={{'type': 'ParameterNoise'}}{whose} disturbs the weights for "
+                f"exploration_config={{'type': 'ParameterNoise'}}{whose} perturbs the weights for "
                 "a whole episode, so it needs batch_mode='complete_episodes', got "
                 "'truncate_episodes'."
             )
 
     def _reads_infos(self, policy: Policy) -> bool:
-        """Whether the policy or a callback reads the infos that are in batches."""
         return policy.driver.learning.postprocesses_trajectories or self._gives_batches
 
     def _tell(self, moment: str, episode: object, env_index: int) -> None:
-        """Calls the callback for a moment of an episode, or of the error that ended one."""
+        """Calls an episode callback; `episode` is the error if an error ended the episode."""
         getattr(self._callbacks, moment)(
             worker=self._worker,
             base_env=self._environments,
@@ -160,7 +156,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """Starts new episodes everywhere; rows that were not handed out are dropped.
+        """Starts new episodes in all environments; drops rows that were not returned yet.
 
         Args:
             seeds: one for each environment; None for none.
@@ -176,21 +172,21 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def play(self, goal: Goal, seeds: Sequence[int] | None) -> Played:
-        """Plays whole episodes without handing out rows.
+        """Plays whole episodes without returning rows.
 
-        Each environment plays its share, the first ones larger shares: taking those that end first
-        from all environments would favour short episodes.
+        Each environment plays a fixed share, the first ones get the remainder: collecting whichever
+        episodes end first would favour short episodes.
 
         Args:
-            goal: how many.
-            seeds: one for each environment; new episodes begin.
+            goal: how much to play.
+            seeds: one for each environment; new episodes start.
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Returns what continues the running episodes, or None if that is not possible.
+        """Returns the state of the running episodes, or None if that is not possible.
 
-        It is not where no episodes run, an environment cannot tell its state, or somebody follows
-        single episodes: what they keep with an episode may be anything. So may infos that wait.
+        It is not possible without running episodes, if an environment cannot return its state, or
+        if callbacks track episodes or rows have infos, which may hold arbitrary objects.
         """
         if self._keeps_anything() or self._postprocessor.holds_infos:
             return None
@@ -208,14 +204,14 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def _keeps_anything(self) -> bool:
-        """Whether running episodes may have something with them that no file can hold."""
+        """Returns whether running episodes may have data that a file cannot store."""
 
     @abc.abstractmethod
     def _get_running(self) -> dict[str, Any] | None:
         """Returns the running episodes as plain values and arrays; None without any."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues where `get_state` was called."""
+        """Restores what `get_state` returned."""
         self.metrics = restored_metrics(state["pending"])
         self.rng.bit_generator.state = state["rng"]
         if self._set_running(state):
@@ -226,4 +222,4 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def _set_running(self, state: Mapping[str, Any]) -> bool:
-        """Restores the running episodes; returns whether they could be."""
+        """Restores the running episodes; returns whether that was possible."""

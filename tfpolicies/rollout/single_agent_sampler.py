@@ -1,9 +1,9 @@
-"""Sampling one policy in many environments: act, step, write columns, cut fragments.
+"""Samples one policy in many environments: acts, steps, writes columns, and cuts fragments.
 
-The loop works on all environments at once. Columns are `[N, W, ...]` arrays, environment by
-environment, so that a trajectory's rows are contiguous and a fragment without dead rows is a view.
-What can wait until a fragment is full is done there for all rows together: episode ids, time steps,
-returns, postprocessing.
+The loop processes all environments at once. Columns are arrays `[N, W, ...]`, environment by
+environment, so that a trajectory's rows are contiguous and a fragment without invalid rows is a
+view. Episode ids, time steps, returns and postprocessing are computed for all rows together when a
+fragment is full.
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ _NONE = np.zeros(0, np.int64)
 
 
 class _Buffer:
-    """The rows of N environments that were not handed out yet, up to W steps.
+    """The rows of N environments that were not returned yet, up to W steps.
 
     Attributes:
         used: steps written.
-        obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is reached.
-        columns: `[N, W, ...]` by name; `infos` if somebody reads them.
-        alive: bool `[N, W]`: False for rows that are no transition or were handed out before.
-        has_dead: whether it is False for one of the rows written.
-        finals: last observations of episodes that the environment reset at once:
+        obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is the next observation.
+        columns: `[N, W, ...]` by name; includes `infos` if a policy or callback reads them.
+        alive: bool `[N, W]`: False for rows that are not transitions or were already returned.
+        has_dead: whether it is False for a written row.
+        finals: last observations of episodes that the environment reset in the same step:
             (t, environment indices, leaves).
-        barred: (t, environment index) of steps whose info says not to learn from what ends there.
-        lost: likewise of steps in which a life was lost, which ends an episode for learning.
+        barred: (t, environment index) of steps whose info excludes the trajectory that ends there
+            from learning.
+        lost: (t, environment index) of steps in which a life was lost, which ends an episode for
+            learning.
     """
 
     def __init__(self, num_envs: int, width: int, obs_leaves: tuple[Leaf, ...]) -> None:
@@ -82,32 +84,32 @@ class _Buffer:
         self.lost: list[tuple[int, int]] = []
 
     def keep_infos(self) -> None:
-        """Makes room for infos; there are none of the steps written so far."""
+        """Adds the column of infos; rows written so far get empty ones."""
         if INFOS not in self.columns:
             infos = self.columns[INFOS] = np.empty((self.num_envs, self.width), object)
             infos[:, : self.used] = [[{} for _ in range(self.used)]] * self.num_envs
 
     def has_infos(self) -> bool:
-        """Whether one of the rows that were not handed out has something in its info."""
+        """Returns whether a row that was not returned yet has a non-empty info."""
         infos = self.columns.get(INFOS)
         return infos is not None and any(infos[:, : self.used][self.alive[:, : self.used]])
 
     def marked(self, steps: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Returns where some steps `(t, environment index)` are, bool `[N, W]`."""
+        """Returns a mask of steps `(t, environment index)`, bool `[N, W]`."""
         found = np.zeros(self.alive.shape, bool)
         for t, index in steps:
             found[index, t] = True
         return found
 
     def begin(self, obs: list[np.ndarray]) -> None:
-        """Writes the observations that the first actions are chosen for."""
+        """Writes the observations for the first actions."""
         for buffer, leaf in zip(self.obs, obs, strict=True):
             buffer[:, 0] = leaf
 
     def places(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Returns where observations, and rewards and both ends, are written: views `[W, N, ...]`.
+        """Returns views `[W, N, ...]` to write observations, and rewards and both end flags.
 
-        Writing a row of those takes half as long as writing a column.
+        Writing a row of a view takes half as long as writing a column.
         """
         of_env = [self.columns[name].swapaxes(0, 1) for name in _OF_ENV]
         return [leaf.swapaxes(0, 1) for leaf in self.obs], of_env
@@ -115,10 +117,10 @@ class _Buffer:
     def places_of(
         self, policy: Policy, columns: Mapping[str, np.ndarray]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns a view `[W, N, ...]` for each column of acting, with the column `[N, ...]`.
+        """Returns a view `[W, N, ...]` for each output of acting, with the output `[N, ...]`.
 
         Raises:
-            UsageError: if the policy acted with other columns before.
+            UsageError: if acting returned other columns before.
         """
         acted = self.columns.keys() - _OF_ENV - {INFOS}
         if not (acted or self.used):
@@ -130,7 +132,7 @@ class _Buffer:
         return [(self.columns[name].swapaxes(0, 1), x) for name, x in columns.items()]
 
     def moved(self, start: int, width: int) -> _Buffer:
-        """Returns a buffer of another width with the rows from step `start` on."""
+        """Returns a buffer of another width with the rows from step `start`."""
         new = _Buffer(self.num_envs, width, self.obs_leaves)
         new.fill(
             {name: column[:, start : self.used] for name, column in self.columns.items()},
@@ -158,10 +160,10 @@ class _Buffer:
         self.has_dead = not alive.all()
 
     def reached(self) -> list[np.ndarray]:
-        """Returns per leaf the observation each step reached, `[N, used, ...]`, as copies.
+        """Returns the next observation of each step, `[N, used, ...]` per leaf, as copies.
 
-        They must not share memory with `obs`: what is written into one column of a batch would
-        change the other, and the observation that the next action is chosen for.
+        They must not share memory with `obs`: writing into one column of a batch would change the
+        other, and the observation for the next action.
         """
         leaves_reached = [leaf[:, 1 : self.used + 1].copy() for leaf in self.obs]
         for t, indices, last in self.finals:
@@ -171,15 +173,15 @@ class _Buffer:
 
 
 class _Running(NamedTuple):
-    """Where the unfinished episode of each environment stands, `[N]` each."""
+    """The id, steps and return of each environment's unfinished episode, `[N]` each."""
 
     ids: np.ndarray  # int64
-    steps: np.ndarray  # int64, handed out so far
-    returns: np.ndarray  # float64, handed out so far
+    steps: np.ndarray  # int64, in batches so far
+    returns: np.ndarray  # float64, in batches so far
 
     @classmethod
     def start(cls, num_envs: int, rng: np.random.Generator) -> _Running:
-        """Returns the state of new episodes."""
+        """Returns the progress of new episodes."""
         ids = rng.integers(10**18, size=num_envs, dtype=np.int64)
         return cls(ids, np.zeros(num_envs, np.int64), np.zeros(num_envs))
 
@@ -187,8 +189,8 @@ class _Running(NamedTuple):
 class SingleAgentSampler(Sampler):
     """Samples batches of one policy from N environments.
 
-    The policy's connectors stand between it and the environments. Where it has others than before,
-    or somebody follows episodes who did not before, new episodes begin.
+    The environments are wrapped with the policy's connectors. If its connectors change, or episode
+    tracking is switched on, new episodes start.
 
     Args:
         envs: the environments.
@@ -205,8 +207,8 @@ class SingleAgentSampler(Sampler):
     def __init__(self, envs: Environments, policies: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(envs, policies, **settings)
         self._follower: EpisodeFollower | None = None
-        self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
-        self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
+        self._running_episodes: dict[int, Episode] = {}  # by id, if no tracker has them
+        self._episodes_taken: list[Episode] = []  # one per trajectory of the current batch
         self._buffer: _Buffer | None = None
         self._memory: RecurrentState | None = None
         self._running = _Running.start(envs.num_envs, self.rng)
@@ -221,7 +223,6 @@ class SingleAgentSampler(Sampler):
         return self.policies.get(DEFAULT_POLICY_ID)
 
     def _connect(self, policy: Policy) -> None:
-        """Puts the connectors of a policy between it and the environments."""
         self._pipelines = pipelines_of(policy)
         self.envs = connected(self._environments, policy)
         spaces = self.envs.observation_space, self.envs.action_space
@@ -230,7 +231,7 @@ class SingleAgentSampler(Sampler):
         self._actions = leaf_ports("actions", action_leaves(self.envs.action_space))
 
     def reset(self, seeds: Sequence[int] | None) -> None:
-        """Starts new episodes everywhere; rows that were not handed out are dropped."""
+        """Starts new episodes in all environments; drops rows that were not returned yet."""
         obs = self.envs.reset(seeds)
         self._buffer = _Buffer(self.envs.num_envs, self._length, self._leaves)
         self._buffer.begin(batch_leaves(self._leaves, obs, "the environment's observation"))
@@ -242,11 +243,10 @@ class SingleAgentSampler(Sampler):
             self._follower.start_all(obs)
 
     def _wants_episodes(self, policy: Policy) -> bool:
-        """Whether somebody is to be told of single episodes, step by step."""
+        """Returns whether the policy or a callback reads single episodes step by step."""
         return policy.driver.acting.reads_episodes or follows_episodes(self._callbacks)
 
     def _new_follower(self) -> EpisodeFollower | None:
-        """Returns what tells of single episodes, None if nobody wants to know."""
         if not self._wants_episodes(self._policy()):
             return None
         return EpisodeFollower(self._tell, self._worker, self.envs.num_envs, self.rng)
@@ -255,8 +255,9 @@ class SingleAgentSampler(Sampler):
         """Returns the next postprocessed batch.
 
         Rows are ordered by environment and time; with `truncate_episodes` each environment has
-        exactly `fragment_length` of them. Where the last info of a trajectory has a false
-        `training_enabled`, its rows are left out of a `MultiAgentBatch` that counts their steps.
+        exactly `fragment_length` of them. If the last info of a trajectory has a false
+        `training_enabled`, its rows are excluded: the result is a `MultiAgentBatch` that still
+        counts their steps.
         """
         if self._buffer is None:
             raise UsageError("sample() needs running episodes; call reset() first.")
@@ -341,10 +342,7 @@ class SingleAgentSampler(Sampler):
         return buffer
 
     def _report_long_episodes(self, buffer: _Buffer) -> None:
-        """Reports episodes that whole episodes have been waited for long, twice as long each time.
-
-        Only buffers of whole episodes grow to that.
-        """
+        """Warns about episodes that delay a batch of whole episodes, at doubling lengths."""
         used = buffer.used
         if used < LONG:
             return
@@ -362,13 +360,13 @@ class SingleAgentSampler(Sampler):
         return self._memory
 
     def _drop_episodes(self, buffer: _Buffer, broken: Mapping[int, Exception], t: int) -> None:
-        """Drops the rows of episodes whose environments broke in step `t`, and reports them."""
+        """Drops the rows of episodes whose environments failed in step `t`, and reports them."""
         done = buffer.columns["terminateds"][:, :t] | buffer.columns["truncateds"][:, :t]
         for i, error in broken.items():
             ends = np.flatnonzero(done[i] & buffer.alive[i, :t])
             buffer.alive[i, ends[-1] + 1 if len(ends) else 0 : t + 1] = False
             buffer.has_dead = True
-            if not len(ends):  # its first rows were handed out before
+            if not len(ends):  # its first rows were returned before
                 for running, new in zip(self._running, _Running.start(1, self.rng), strict=True):
                     running[i] = new[0]
             self.metrics.append(RolloutMetrics(episode_faulty=True))
@@ -376,7 +374,7 @@ class SingleAgentSampler(Sampler):
                 self._follower.broke(i, error)
 
     def _missing_steps(self, buffer: _Buffer) -> int:
-        """Returns how many steps a batch needs at least that are not in the buffer; 0: none."""
+        """Returns the minimum number of steps that a batch still needs; 0 for none."""
         used, length = buffer.used, self._length
         if used < length:
             return length - used
@@ -387,7 +385,7 @@ class SingleAgentSampler(Sampler):
         return max(0, length - int(buffer.alive[:, :used].sum(axis=1).min()))
 
     def _is_whole(self, buffer: _Buffer) -> bool:
-        """Whether a buffer is one fragment of each environment, and nothing else."""
+        """Returns whether a buffer is exactly one fragment of each environment."""
         return not (self._complete or buffer.has_dead) and buffer.used == self._length
 
     def _rows_to_hand_out(self, buffer: _Buffer) -> np.ndarray:
@@ -407,7 +405,7 @@ class SingleAgentSampler(Sampler):
         return buffer.moved(start, self._length + buffer.used - start)
 
     def play(self, goal: Goal, seeds: Sequence[int] | None) -> Played:
-        """Plays whole episodes without handing out rows; see `Sampler.play`."""
+        """Plays whole episodes without returning rows; see `Sampler.play`."""
         policy, follower = self._policy(), self._new_follower()
         episodes = play_episodes(
             policy, self.envs, goal, seeds=seeds, times=self.times, follower=follower
@@ -431,14 +429,14 @@ class SingleAgentSampler(Sampler):
                 return column[:, :used]
             count, width, *rest = column.shape
             env_index, step_index = places
-            # Taking rows by number is several times faster than by a mask.
+            # Selecting rows by number is several times faster than by a mask.
             numbers = env_index * width + step_index
             rows: np.ndarray = column.reshape((count * width, *rest)).take(numbers, axis=0)
             return rows.reshape((*shape, *rest))
 
         columns = {name: cut(column) for name, column in buffer.columns.items()}
         if INFOS in columns:
-            columns[INFOS] = columns.pop(INFOS)  # the last one, as columns are ordered in batches
+            columns[INFOS] = columns.pop(INFOS)  # infos are the last column of batches
         returns_before = self._running.returns
         ends = columns["terminateds"] | columns["truncateds"]
         columns.update(self._episode_columns(columns["rewards"], ends, taken))
@@ -480,7 +478,7 @@ class SingleAgentSampler(Sampler):
         return MultiAgentBatch(self._postprocessor.batches(kept, who), ends.size)
 
     def _cut_at(self, columns: Mapping[str, np.ndarray], lost: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns columns in which trajectories end where lives were lost, bool `[N, T]`."""
+        """Returns columns in which trajectories end at lost lives, bool `[N, T]`."""
         before = lost.ravel().cumsum().reshape(lost.shape) - lost
         self._next_unroll += int(lost.sum())
         return {
@@ -491,14 +489,10 @@ class SingleAgentSampler(Sampler):
     def _episodes_of(
         self, collected: Collected, env_index: np.ndarray, returns_before: np.ndarray
     ) -> list[Episode]:
-        """Returns the episode of each unroll as it is after its rows, where nobody follows it.
+        """Returns the episode of each unroll, updated by its R rows, if there is no tracker.
 
-        It stays the same object as long as the episode runs.
-
-        Args:
-            collected: R rows.
-            env_index: int `[R]`.
-            returns_before: of the episodes that ran before these rows, by environment.
+        An episode stays the same object while it runs. `env_index` is int `[R]`; `returns_before`
+        has the returns of the running episodes before these rows, by environment.
         """
         found: list[Episode] = []
         known, columns = dict(self._running_episodes), collected.columns
@@ -525,16 +519,13 @@ class SingleAgentSampler(Sampler):
     def _episode_columns(
         self, rewards: np.ndarray, done: np.ndarray, taken: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Returns ids and time steps of all rows, and books the episodes that ended in them.
+        """Returns ids and time steps of rows `[N, T]`; records the episodes that ended in them.
 
-        Args:
-            rewards: `[N, T]`.
-            done: bool `[N, T]`: where episodes ended.
-            taken: which rows of the buffer these are.
+        `done` marks the last step of each episode, `taken` the rows of the buffer.
         """
         count, length = done.shape
         running = self._running
-        if self._complete:  # only whole episodes: nothing is running at the first row
+        if self._complete:  # only whole episodes: none is running at the first row
             running = _Running.start(1, self.rng)
         elif not done.any():
             return self._running_columns(rewards, done)
@@ -563,7 +554,7 @@ class SingleAgentSampler(Sampler):
         }
 
     def _running_columns(self, rewards: np.ndarray, done: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns `_episode_columns` where no episode ended, as in most short fragments."""
+        """Returns `_episode_columns` for rows without an episode end, the usual short fragment."""
         shape = count, length = done.shape
         ids, steps, returns = self._running
         self._take_episodes(done, _NONE, _NONE)
@@ -588,7 +579,7 @@ class SingleAgentSampler(Sampler):
     ) -> None:
         row, column = np.nonzero(done)
         place = row
-        if self._complete:  # one row of all environments' episodes, one after the other
+        if self._complete:  # a single row has all environments' episodes in sequence
             place = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]
         ended = self._take_episodes(done, row, place)
         if not len(row):
@@ -609,12 +600,10 @@ class SingleAgentSampler(Sampler):
         self.metrics += metrics
 
     def _take_episodes(self, done: np.ndarray, row: np.ndarray, place: np.ndarray) -> list[Episode]:
-        """Returns the episodes that ended, and keeps those of all trajectories of the batch.
+        """Pops the tracked episodes that ended; stores those of all trajectories in the batch.
 
-        Args:
-            done: bool `[N, T]`: where they ended.
-            row: int `[K]`: the first axis of that.
-            place: int `[K]`: the environment of each.
+        `done` is bool `[N, T]`; each of the K ended episodes has its `row` there, and its
+        environment, `place`.
         """
         follower = self._follower
         if follower is None:
@@ -662,7 +651,7 @@ class SingleAgentSampler(Sampler):
 
 
 def _of_finished_episodes(buffer: _Buffer) -> np.ndarray:
-    """Returns bool `[N, used]`: rows to hand out whose episode ended within the buffer."""
+    """Returns bool `[N, used]`: rows to return whose episode ended within the buffer."""
     used = buffer.used
     done = buffer.columns["terminateds"][:, :used] | buffer.columns["truncateds"][:, :used]
     alive = buffer.alive[:, :used]
@@ -673,7 +662,7 @@ def _of_finished_episodes(buffer: _Buffer) -> np.ndarray:
 def _after(
     running: _Running, done: np.ndarray, ids: np.ndarray, t: np.ndarray, total: np.ndarray
 ) -> _Running:
-    """Returns where the running episodes stand after a fragment `[N, T]`."""
+    """Returns the progress of the running episodes after a fragment `[N, T]`."""
     count = len(done)
     rows = np.arange(count)
     ended = done.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Curricula: environments that have tasks, and who says which one is next."""
+"""Curriculum learning: sets the tasks of environments."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 def set_tasks(
     worker: RolloutWorker, env_task_fn: Callable[..., Any], result: Mapping[str, Any]
 ) -> None:
-    """Gives each environment of a worker the task that a function says, if it is another one.
+    """Sets the task of each environment of a worker, if a function returns another one.
 
     Args:
-        worker: whose environments they are.
-        env_task_fn: `f(result, env, env_context)`, a task as `env.set_task(task)` takes it.
+        worker: has the environments.
+        env_task_fn: `f(result, env, env_context)`, returns a task for `env.set_task(task)`.
         result: of a training iteration.
 
     Raises:
@@ -29,8 +29,8 @@ def set_tasks(
         if known is None:
             raise UsageError(
                 "env_task_fn needs environments with the methods get_task() and set_task(task), "
-                f"got {env!r}. Give such a class by config.environment(...); environments by name "
-                "that step as one vector environment cannot have tasks."
+                f"got {env!r}. Set such a class with config.environment(...); environments by "
+                "name that step as one vector environment cannot have tasks."
             )
         task = env_task_fn(result, known, context)
         if task != known.get_task():

@@ -1,4 +1,4 @@
-"""How long the parts of a sampler's steps take."""
+"""Mean times of the parts of a sampler's steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAMES = (
 class StepTimes:
     """The mean time of each part of a step of all environments.
 
-    The mean is over all steps, or, with a coefficient, an exponential moving average, which follows
-    changes: `new = (1 - ema_coef) * old + ema_coef * step`, where steps that were added between two
-    questions count as having taken their mean. As long as there are fewer than `1 / ema_coef` steps
-    that is the plain mean, too, so that the first step, in which functions are traced, does not
-    count for more than another.
+    The mean is over all steps. With a coefficient it is an exponential moving average, which adapts
+    to changes: `new = (1 - ema_coef) * old + ema_coef * step`, where the steps added between two
+        calls of
+    `means` all count with their mean. While there are fewer than `1 / ema_coef` steps it is the
+    plain mean, so that the first step, in which functions are traced, does not get a larger weight.
 
     Args:
         ema_coef: the weight of the last step, in (0, 1]; None for the plain mean.
@@ -35,7 +35,7 @@ class StepTimes:
     """
 
     def __init__(self, ema_coef: float | None = None) -> None:
-        self._kept = 1.0 if ema_coef is None else 1.0 - ema_coef  # of the past in each step
+        self._kept = 1.0 if ema_coef is None else 1.0 - ema_coef  # weight of the previous mean
         self._steps = 0
         self._means = [0.0] * 4
         self._begin()
@@ -49,11 +49,11 @@ class StepTimes:
         """Adds steps of all environments; times are sums over them, in nanoseconds.
 
         Args:
-            steps: how many.
-            observations: for taking down what environments and policies gave.
-            inference: what the policies took.
-            actions: for actions between policies and environments.
-            env_wait: what the environments took.
+            steps: the number of steps.
+            observations: time to process and store observations and actions.
+            inference: time of the policies.
+            actions: time to process actions before they reach the environments.
+            env_wait: time of the environments.
         """
         self._new += steps
         self._observations += observations
@@ -64,9 +64,9 @@ class StepTimes:
     def means(self) -> dict[str, float]:
         """Returns the means in milliseconds by RLlib's names; `{}` before the first step.
 
-        Preprocessing, filters, and mapping actions to the environment's bounds are done by the
-        policies' Programs, so they count as inference; connectors count as processing of
-        observations and of actions. Samplers render nothing: that takes 0.
+        Preprocessing, filters, and mapping actions to the environment's bounds run in the policies'
+        Programs, so they count as inference; connectors count as processing of observations and
+        actions. Samplers do not render, so that time is 0.
         """
         if self._new:
             self._steps += self._new

@@ -14,7 +14,7 @@ _Key = tuple[int, int]  # episode id and agent index
 
 
 class Lookback:
-    """Makes the views of one policy's samples, and keeps what the next ones look back on.
+    """Creates the view columns of one policy's samples, and keeps the rows that later views need.
 
     Attributes:
         keys: the trajectories that are remembered.
@@ -32,13 +32,13 @@ class Lookback:
         requirements: Mapping[str, ViewRequirement],
         running: Collection[int],
     ) -> dict[str, Any]:
-        """Returns the columns that are required of a sample, by name.
+        """Returns the view columns of a sample by name.
 
         Args:
             columns: of the sample, `[R, ...]` each, trajectory after trajectory.
             ends: bool `[R]`: the last row of each trajectory.
             requirements: by the name of the resulting column.
-            running: the ids of episodes that go on, or whose rows are still to come.
+            running: the ids of episodes that have further rows.
         """
         firsts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
         ids = zip(columns["eps_id"][firsts], columns["agent_index"][firsts], strict=True)
@@ -51,7 +51,7 @@ class Lookback:
         return found
 
     def _before(self, keys: Sequence[_Key]) -> Past | None:
-        """Returns what is remembered of trajectories, in their order; None if nothing is."""
+        """Returns the remembered rows of trajectories, in their order; None if there are none."""
         place = {key: i for i, key in enumerate(self.keys)}
         rows = np.array([place.get(key, -1) for key in keys])
         if (rows < 0).all():
@@ -60,7 +60,7 @@ class Lookback:
         return Past(np.where(rows < 0, 0, found.known), found.leaves)
 
     def _keep(self, keys: Sequence[_Key], tails: Past, running: Collection[int]) -> None:
-        """Remembers these trajectories and those that had no rows now, as far as they go on."""
+        """Remembers the unfinished ones of these and of earlier trajectories."""
         last = {key: i for i, key in enumerate(keys) if key[0] in running}
         old = [i for i, key in enumerate(self.keys) if key[0] in running and key not in last]
         self.keys = [*last, *(self.keys[i] for i in old)]
@@ -75,13 +75,13 @@ class Lookback:
         self.past = new
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what is remembered, as plain values and arrays."""
+        """Returns the remembered rows as plain values and arrays."""
         leaves = {name: list(parts) for name, parts in self.past.leaves.items()}
         return {"keys": np.array(self.keys, np.int64), "known": self.past.known, "leaves": leaves}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Lookback:
-        """Returns one that goes on where `get_state` was called."""
+        """Restores what `get_state` returned."""
         lookback = cls()
         lookback.keys = [(int(episode), int(agent)) for episode, agent in state["keys"]]
         leaves = {name: [np.asarray(x) for x in parts] for name, parts in state["leaves"].items()}

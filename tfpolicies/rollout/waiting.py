@@ -1,4 +1,4 @@
-"""Rows that wait for what comes after them, so that n-step sums do not end where fragments do."""
+"""Carries rows over to the next fragment, so that n-step sums can use the rows after them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfpolicies.rollout.collected import Collected, Trajectory
 
 
 class Waiting:
-    """The last rows of one policy's trajectories that go on, as they were before postprocessing.
+    """The last rows of one policy's unfinished trajectories, before postprocessing.
 
     Attributes:
         rows: trajectory after trajectory; None if there are none.
@@ -24,11 +24,11 @@ class Waiting:
 
     @property
     def holds_infos(self) -> bool:
-        """Whether one of them has something in its info."""
+        """True if one of the rows has a non-empty info."""
         return self.rows is not None and any(self.rows.columns.get(INFOS, ()))
 
     def join(self, sample: Collected) -> Collected:
-        """Returns a sample whose trajectories begin with the rows that waited for them."""
+        """Prepends the rows that were carried over to their trajectories in a sample."""
         waited = self._as_in(sample)
         if waited is None:
             return sample
@@ -45,15 +45,15 @@ class Waiting:
         return both.taking(np.concatenate(order))
 
     def hold_back(self, sample: Collected, count: int, running: Collection[int]) -> np.ndarray:
-        """Keeps the last rows of trajectories that go on; returns which rows need not wait.
+        """Keeps the last rows of unfinished trajectories; returns a mask of the other rows.
 
         Args:
             sample: before postprocessing.
-            count: how many rows of each trajectory wait.
-            running: the ids of episodes that go on.
+            count: the number of rows to keep per trajectory.
+            running: the ids of unfinished episodes.
 
         Returns:
-            Bool `[R]`.
+            Bool `[R]`: the rows that can be learned from now.
         """
         done = sample.columns["terminateds"] | sample.columns["truncateds"]
         ready = np.ones(len(done), bool)
@@ -70,7 +70,7 @@ class Waiting:
         self.rows = _those(self.rows, lambda trajectory: trajectory not in trajectories)
 
     def get_state(self) -> dict[str, Any] | None:
-        """Returns the rows but for their infos, as plain values and arrays."""
+        """Returns the rows without their infos, as plain values and arrays."""
         rows = self.rows
         if rows is None:
             return None
@@ -80,11 +80,11 @@ class Waiting:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None, policy_id: str, policy: Policy) -> Waiting:
-        """Returns one that goes on where `get_state` was called.
+        """Restores what `get_state` returned.
 
         Args:
-            state: as returned.
-            policy_id: whose rows they are.
+            state: the result of `get_state`.
+            policy_id: of the rows.
             policy: the policy of that id.
         """
         waiting = cls()
@@ -99,7 +99,7 @@ class Waiting:
         return waiting
 
     def _as_in(self, sample: Collected) -> Collected | None:
-        """Returns the rows with the columns of a sample; None if there are none like these."""
+        """Returns the rows with the columns of a sample; None, and drops them, if they lack one."""
         rows = self.rows
         if rows is None:
             return None
@@ -112,7 +112,7 @@ class Waiting:
 
 
 def _those(rows: Collected | None, wanted: Callable[[Trajectory], bool]) -> Collected | None:
-    """Returns the rows of those trajectories that are wanted; None if there are none."""
+    """Returns the rows of the trajectories that satisfy the predicate; None if there are none."""
     if rows is None:
         return None
     found = [

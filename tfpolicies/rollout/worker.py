@@ -1,4 +1,4 @@
-"""The attributes of a worker that its parts read."""
+"""Base class of `RolloutWorker`: the attributes that its parts read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfpolicies.rollout.episode_seeds import EpisodeSeeds
 from tfpolicies.rollout.sampler import Sampler
 
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]
-"""Of observations and of actions."""
+"""Observation space and action space."""
 
 
 class Worker:
@@ -41,7 +41,7 @@ class Worker:
 
     @property
     def env(self) -> Any:
-        """The first environment, or None."""
+        """The first environment; None without environments."""
         return next(iter(self._sub_environments()), None)
 
     def _sub_environments(self) -> list[Any]:
@@ -50,7 +50,7 @@ class Worker:
     def _require_sampler(self) -> Sampler:
         if self._stopped:
             raise UsageError(
-                "This worker was stopped, so its environments are closed; make a new one."
+                "This worker was stopped, so its environments are closed; create a new one."
             )
         if self.sampler is None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The environments of a rollout worker, made as its config says, and the connectors of policies."""
+"""Creates the environments of a rollout worker, and the connectors of its policies."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
 from tfpolicies.rollout.worker import Worker
 
-_STEPS = 3  # that are played of an environment before training
-_MOST_SECONDS = 1.0  # an environment that takes longer to make is not made once more
+_STEPS = 3  # played in a new environment before training
+_MOST_SECONDS = 1.0  # environments that take longer to create are not checked
 _FOUND = (
     f"It was found by playing {_STEPS} steps before training; "
-    "environment(disable_env_checking=True) leaves that out."
+    "environment(disable_env_checking=True) skips that check."
 )
 _UNCHECKED = (
     "disable_env_checking",
@@ -46,7 +46,7 @@ _UNCHECKED = (
     "recreate_failed_workers",
     "restart_failed_sub_environments",
 )
-"""Settings with which environments are not checked: faults are expected."""
+"""Settings that skip the check of environments: they expect faults."""
 
 logger = logging.getLogger("tfpolicies")
 
@@ -54,13 +54,13 @@ Connectors = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
 
 
 def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | None:
-    """Returns new connectors as a config has them, not connected yet; None if it has none.
+    """Creates the connectors that a config lists, not connected yet; None without connectors.
 
     Args:
-        config: of a policy, whole; or the settings of one that was written by hand.
+        config: the complete config of a policy; or the settings of a custom policy.
 
     Raises:
-        ConfigError: if it lists something else.
+        ConfigError: if the config lists something else.
     """
     agent, action = (
         [restore(*connector_state(name, kind, each)) for each in config.get(name) or ()]
@@ -80,22 +80,23 @@ def make_worker_environments(
     context: EnvContext,
     validate_env: Callable[[Any, EnvContext], None] | None,
 ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
-    """Makes `num_envs_per_worker` environments that step together.
+    """Creates `num_envs_per_worker` environments that step together.
 
     Args:
-        worker: a `RolloutWorker`, which is told how long making them takes; with spaces of its own
-            a creator may give no environment.
+        worker: a `RolloutWorker`, whose `seconds_to_make` is set. If it was given spaces, the
+            creator may return None.
         source: a creator, class, name or instance.
-        context: what creators are called with; each environment gets a copy with its index.
-        validate_env: see `RolloutWorker`; called, like the callback, also with environments that
-            replace broken ones later.
+        context: argument of creators; each environment gets a copy with its index.
+        validate_env: see `RolloutWorker`. Like the callback, it is also called for environments
+            that replace broken ones later.
 
     Returns:
-        The environments, or None without any, and who watches their time, if somebody is to.
+        The environments (None without any), and the watchdog of their step time (None without
+        `env_step_timeout_s`).
 
     Raises:
-        ConfigError: if the config is for other environments than the source gives.
-        EnvError: if they cannot be made, or do not pass their check.
+        ConfigError: if the config does not match the kind of environment.
+        EnvError: if an environment cannot be created or does not pass its check.
     """
     config = worker.config
 
@@ -139,19 +140,18 @@ def make_worker_environments(
 
 
 def check_environment(worker: Worker) -> None:
-    """Plays a few steps of an environment that is made like the worker's, and closes it.
+    """Plays a few steps in a new environment like the worker's, and closes it.
 
-    It does not with `disable_env_checking`, where faults are expected, and where that would take
-    long or cannot be done; nor if the environment's `_skip_env_checking` is true, or if it leaves
-    its spaces to the policies. No generator of random numbers that the environment shares is
-    changed.
+    Skips the check with `disable_env_checking`, with settings that expect faults, and where it
+    would be slow or impossible; also if the environment's `_skip_env_checking` is true, or if it
+    leaves its spaces to the policies. Shared random number generators stay as they are.
 
     Args:
         worker: a `RolloutWorker`.
 
     Raises:
-        EnvError: if something is wrong with the environment. Of an observation that is not as its
-            space says, but can be sampled, there is only a warning.
+        EnvError: if the check fails. An observation outside its space that can still be sampled
+            only causes a warning.
     """
     envs: Any = worker.environments
     check: Callable[[int, str], None]
@@ -179,5 +179,5 @@ def _require_fitting(
         raise ConfigError(
             f"Have multiple policies {sorted(config.policies)}, but the environment "
             f"{source!r} has one agent. Give a MultiAgentEnv or a PettingZoo environment, or "
-            "leave `multi_agent(policies=...)` out."
+            "omit `multi_agent(policies=...)`."
         )

@@ -1,4 +1,4 @@
-"""The policies of a worker: which there are, which agents each acts for, and which are trained."""
+"""The policies of a worker, the policy mapping function, and which policies are trained."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ from tfpolicies.rollout.policy_changes import (
 from tfpolicies.rollout.worker import Worker
 from tfpolicies.rollout.worker_environments import Connectors, connectors_of
 
-_DRAWS = 16  # calls of a mapping function for an agent, to see which policies it may give
+_DRAWS = 16  # calls of a mapping function per agent, to find the policies it may return
 
 
 class WorkerPolicies:
-    """The policies of a worker, with the mapping function and who is trained.
+    """The policies of a worker, the policy mapping function, and which policies are trained.
 
-    Every change is checked as a whole before anything happens.
+    Each change validates all arguments before it changes anything.
 
     Args:
-        worker: a `RolloutWorker`; its callback `on_create_policy` is called with each policy that
-            is made here. The policy's rows of connectors are there, if empty, for the callback to
-            append to.
+        worker: a `RolloutWorker`; its callback `on_create_policy` is called for each policy that
+            is created here. The policy's pipelines exist at that time, if empty, so that the
+            callback can append connectors.
 
     Attributes:
         policy_map: the policies.
-        specs: how each was made, by id; spaces are the environment's, before connectors.
-        policy_mapping_fn: the function that names a policy for an agent.
-        is_policy_to_train: `f(policy_id, batch=None)`; None where all are trained.
+        specs: the `PolicySpec` of each policy by id; spaces are the environment's, before
+            connectors.
+        policy_mapping_fn: the function that returns the policy id of an agent.
+        is_policy_to_train: `f(policy_id, batch=None)`; None if all are trained.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -69,22 +70,22 @@ class WorkerPolicies:
 
     @property
     def global_vars(self) -> dict[str, Any]:
-        """The counters of the run, which the worker has."""
+        """The counters of the run, stored in the worker."""
         counters: dict[str, Any] = self._worker.global_vars
         return counters
 
     # -- making -------------------------------------------------------------------------------
 
     def complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
-        """Returns specs with class, spaces and whole configs; those of the config by default.
+        """Returns specs with class, spaces and complete configs.
 
-        Spaces are what the environment gives and takes, before connectors.
+        Spaces are the environment's, before connectors.
 
         Args:
             policies: specs by policy id; None for those of the config.
 
         Raises:
-            ConfigError: for spaces that nobody names.
+            ConfigError: if the spaces of a policy are unknown.
         """
         worker = self._worker
         env, spaces, envs = None, dict(worker.spaces), worker.environments
@@ -101,18 +102,18 @@ class WorkerPolicies:
         return specs
 
     def make(self, policy_id: str, spec: PolicySpec) -> Policy:
-        """Makes a policy of a complete spec, puts it in the map, and notifies the callback.
+        """Creates a policy from a complete spec, adds it to the map, and notifies the callback.
 
-        The spec's spaces are the environment's. The policy has those behind its own connectors.
+        The spec's spaces are the environment's; the policy gets the spaces after its connectors.
 
         Raises:
-            ConfigError: if the spec names no class or no spaces.
+            ConfigError: if the spec has no class or no spaces.
             SpaceError: if the policy's connectors cannot be used for the spaces.
         """
         policy_class: Any = spec.policy_class
         if policy_class is None:
             raise ConfigError(
-                f"There is no class for the policy {policy_id!r}. Name one in its PolicySpec, or "
+                f"There is no class for the policy {policy_id!r}. Set one in its PolicySpec, or "
                 "give the worker a default_policy_class, for example PPOTF2Policy."
             )
         spaces = self._require_spaces(policy_id, spec)
@@ -136,14 +137,14 @@ class WorkerPolicies:
             name = getattr(function, "__qualname__", repr(function)) if is_set else "not set"
             raise ConfigError(
                 f"There are no spaces for the policy {policy_id!r}: the environment's agents have "
-                f"different ones, and policy_mapping_fn ({name}) gives none of them to it. Let it "
+                f"different ones, and policy_mapping_fn ({name}) maps none of them to it. Let it "
                 f"return {policy_id!r} for an agent, by multi_agent(policy_mapping_fn=...) or "
                 "--policy-mapping, or give observation_space and action_space with the policy."
             )
         return spec.observation_space, spec.action_space
 
     def _notify_created(self, policy_id: str, policy: Policy) -> None:
-        """Calls `on_create_policy`, which may put connectors into the rows of a policy."""
+        """Calls `on_create_policy`, which may append connectors to the policy's pipelines."""
         if policy.agent_connectors is None:
             policy.agent_connectors = AgentConnectorPipeline()
             policy.action_connectors = ActionConnectorPipeline()
@@ -154,18 +155,18 @@ class WorkerPolicies:
             policy.agent_connectors = policy.action_connectors = None
 
     def make_from_state(self, policy_id: str, state: Mapping[str, Any]) -> Policy:
-        """Returns a new policy of the class, spaces and config that a policy's state names.
+        """Creates a policy of the class, spaces and config in a policy's state.
 
         Raises:
             ConfigError: for an invalid id.
-            WeightsError: if the state names none.
+            WeightsError: if the state has no spec.
         """
         validate_policy_id(policy_id, error=True)
         spec = state.get("policy_spec") if isinstance(state, Mapping) else None
         if spec is None:
             raise WeightsError(
                 f"There is no policy {policy_id!r} here, and its state has no 'policy_spec' to "
-                "make it of. Add the policy first, or give what `get_state()` returned."
+                "create it from. Add the policy first, or pass the result of `get_state()`."
             )
         spaces = spec["observation_space"], spec["action_space"]
         own = {"__policy_id": policy_id, "worker_index": self._worker.worker_index}
@@ -185,7 +186,7 @@ class WorkerPolicies:
             return self.add_within(transaction, addition)
 
     def add_within(self, transaction: PolicyTransaction, addition: PolicyAddition) -> Policy:
-        """Adds a policy as a part of a transaction.
+        """Adds a policy as part of a transaction.
 
         Raises:
             PolicyExistsError: if there is a policy of its id.
@@ -194,9 +195,9 @@ class WorkerPolicies:
         return transaction.add(self, addition, self.mapping_and_trainable)
 
     def apply(self, addition: PolicyAddition) -> Policy:
-        """Adds a policy and what changes with it; after an error call `revert`.
+        """Applies an addition; after an error call `revert`.
 
-        A policy that is to be made of its state, and is there already, gets that state.
+        If the addition has only a state and the policy exists already, the policy gets that state.
         """
         policy_id, state = addition.policy_id, addition.policy_state
         if addition.spec is not None:
@@ -211,23 +212,23 @@ class WorkerPolicies:
         self.change(addition.policy_mapping_fn, addition.is_policy_to_train)
         timestep = self.global_vars["timestep"]
         if timestep and addition.spec is not None and state is None:
-            # Its schedules begin where the run is.
+            # Its schedules start at the run's current time step.
             self.set_global_vars({"timestep": timestep}, policy_ids=[policy_id])
         if addition.spec is None and addition.calls_on_create:
             self._notify_restored(policy_id, policy)
         return policy
 
     def revert(self, policy_id: str, before: MappingAndTrainable) -> None:
-        """Removes a policy if it is there, and sets who acts and who is trained.
+        """Removes a policy if it exists, and restores the mapping and the trained policies.
 
-        The mapping is not compared with the agents there are.
+        Does not check whether the mapping still uses the policy.
         """
         if policy_id in self.policy_map:
             self.remove(policy_id)
         self.assign(before)
 
     def _take(self, addition: PolicyAddition) -> Policy:
-        """Puts a policy that was made elsewhere, or is made of its state, in the map."""
+        """Adds an existing policy, or one created from its state, to the map."""
         policy_id, policy = addition.policy_id, addition.policy
         if policy is None:
             if policy_id in self.policy_map:
@@ -242,7 +243,7 @@ class WorkerPolicies:
         return policy
 
     def _adopt(self, policy_id: str, policy: Policy) -> None:
-        """Gives a policy that was made elsewhere the connectors of its config, if it has none."""
+        """Records the spec of a policy created elsewhere; gives it connectors if it has none."""
         pipelines = policy.agent_connectors, policy.action_connectors
         connectors = connectors_of(policy.config) if pipelines == (None, None) else None
         if connectors is not None:
@@ -258,7 +259,7 @@ class WorkerPolicies:
         )
 
     def _notify_restored(self, policy_id: str, policy: Policy) -> None:
-        """Calls `on_create_policy` with a policy whose state has the connectors it is to have."""
+        """Calls `on_create_policy` for a policy that keeps the connectors of its state."""
         connectors = policy.agent_connectors, policy.action_connectors
         policy.agent_connectors = policy.action_connectors = None
         self._notify_created(policy_id, policy)
@@ -271,7 +272,7 @@ class WorkerPolicies:
         policy_mapping_fn: MappingFn | None = None,
         policies_to_train: Collection[str] | ToTrain = None,
     ) -> None:
-        """Removes a policy, without comparing the mapping with the agents there are.
+        """Removes a policy without checking whether the mapping still uses it.
 
         Args:
             policy_id: of the policy.
@@ -293,19 +294,19 @@ class WorkerPolicies:
         self.change(policy_mapping_fn, predicate)
 
     def require_unmapped(self, policy_id: str, policy_mapping_fn: MappingFn | None) -> None:
-        """Checks that the mapping function gives a policy to none of the agents.
+        """Checks that the mapping function returns a policy for none of the agents.
 
-        The function is called for each agent that the environment names, with running episodes or
-        with None, several times, since it may draw policies. Where it raises an error nothing is
-        known. The generators of `random` and NumPy stay as they are.
+        Calls the function several times, since it may draw policies at random, for each agent that
+        the environment names, with the running episodes or with None. Errors of the function are
+        ignored. The generators of `random` and NumPy stay as they are.
 
         Args:
             policy_id: of the policy.
-            policy_mapping_fn: the function; None for the one there is.
+            policy_mapping_fn: the function; None for the present one.
 
         Raises:
             ConfigError: if it is not a function.
-            UsageError: if it gives the policy to an agent.
+            UsageError: if it returns the policy for an agent.
         """
         require_mapping_fn(policy_mapping_fn)
         mapping, worker = policy_mapping_fn or self.policy_mapping_fn, self._worker
@@ -323,22 +324,22 @@ class WorkerPolicies:
                 name = getattr(mapping, "__qualname__", repr(mapping))
                 raise UsageError(
                     f"Policy {policy_id!r} cannot be removed: policy_mapping_fn ({name:.200}) "
-                    f"gives it to agent {agent!r}. Give another mapping in the same call, "
+                    f"maps agent {agent!r} to it. Give another mapping in the same call, "
                     f"remove_policy({policy_id!r}, policy_mapping_fn=...). To replace the policy, "
-                    f"go on with add_policy({policy_id!r}, ..., policy_mapping_fn=...), where the "
-                    "mapping may be the old one; or let it become a copy of another one: "
+                    f"then call add_policy({policy_id!r}, ..., policy_mapping_fn=...), where the "
+                    "mapping may be the old one; or overwrite it with a copy of another one: "
                     f"get_policy({policy_id!r}).set_state(get_policy(OTHER).get_state())."
                 )
 
-    # -- who acts and who is trained ----------------------------------------------------------
+    # -- mapping and trained policies ---------------------------------------------------------
 
     @property
     def mapping_and_trainable(self) -> MappingAndTrainable:
-        """Which policy acts for which agent, and which are trained."""
+        """The mapping function and the predicate of trained policies."""
         return MappingAndTrainable(self.policy_mapping_fn, self.is_policy_to_train)
 
     def assign(self, roles: MappingAndTrainable) -> None:
-        """Sets which policy acts for which agent, and which are trained.
+        """Sets the mapping function and which policies are trained.
 
         Args:
             roles: a `policy_mapping_fn` of None keeps the present one; `policies_to_train` is a
@@ -352,14 +353,14 @@ class WorkerPolicies:
         self.is_policy_to_train = roles.policies_to_train
 
     def change(self, policy_mapping_fn: MappingFn | None, predicate: ToTrain) -> None:
-        """Sets a mapping and a predicate, which were checked; None keeps the present one."""
+        """Sets a validated mapping and predicate; None keeps the present one."""
         if policy_mapping_fn is not None:
             self.policy_mapping_fn = policy_mapping_fn
         if predicate is not None:
             self.is_policy_to_train = predicate
 
     def trains(self, policy_id: str, batch: SampleBatch | MultiAgentBatch | None = None) -> bool:
-        """Whether a policy is trained on a batch."""
+        """Returns whether a policy is trained on a batch."""
         return self.is_policy_to_train is None or self.is_policy_to_train(policy_id, batch)
 
     # -- counters -----------------------------------------------------------------------------
@@ -379,28 +380,27 @@ class WorkerPolicies:
 
 
 def select_ids(policies: Collection[str] | str | None, policy_ids: Collection[str]) -> list[str]:
-    """Returns those of `policy_ids` that are named in `policies`; all for None."""
+    """Returns the ids in `policy_ids` that `policies` names; all for None."""
     if isinstance(policies, str):
         policies = (policies,)
     return [policy_id for policy_id in policy_ids if policies is None or policy_id in policies]
 
 
 def _policy_settings(config: AlgorithmConfig, policy_class: type) -> dict[str, Any]:
-    """Returns the settings that a policy of a class is made with."""
     if issubclass(policy_class, TFPolicy):
         settings = config.settings_for(policy_class.config_class)
-        settings.pop("framework", None)  # it chooses the class of policies that name none
+        settings.pop("framework", None)  # only chooses the default policy class
     else:
         settings = config.to_dict()
     if callable(settings["observation_filter"]):
-        settings["observation_filter"] = "NoFilter"  # a connector of the policy filters
+        settings["observation_filter"] = "NoFilter"  # a connector filters instead
     return settings
 
 
 def _connect(policy_id: str, connectors: Connectors, spaces: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Connects a policy's connectors to the environment's spaces; returns the policy's.
+    """Connects a policy's connectors to the environment's spaces; returns the policy's spaces.
 
-    Those that are connected already, because policies share them, stay as they are.
+    Pipelines that are connected already, because policies share them, stay as they are.
     """
     try:
         observation_space, action_space = (
@@ -410,7 +410,7 @@ def _connect(policy_id: str, connectors: Connectors, spaces: tuple[Any, Any]) ->
     except SpaceError as error:
         raise SpaceError(
             f"The connectors of policy {policy_id!r} cannot be used for the spaces {spaces}: "
-            f"{error} Give the policy others, by `config={{'agent_connectors': [...]}}` in its "
-            "PolicySpec."
+            f"{error} Give the policy other connectors, by `config={{'agent_connectors': [...]}}` "
+            "in its PolicySpec."
         ) from error
     return observation_space, action_space

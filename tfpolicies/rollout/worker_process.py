@@ -1,4 +1,4 @@
-"""Methods of RLlib's workers that are about the process and the computer a worker runs in."""
+"""RLlib's worker methods about the process and the computer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfpolicies.errors import UsageError
 
 
 class WorkerProcess:
-    """Base class of workers: their lock, their computer, and the arguments they were made with.
+    """Base class of workers: their lock, host, and creation arguments.
 
     Args:
         creation_args: the arguments of the worker.
@@ -22,7 +22,7 @@ class WorkerProcess:
         self._own_lock = threading.Lock()
 
     def creation_args(self) -> dict[str, Any]:
-        """Returns the arguments that this worker was made with."""
+        """Returns the arguments that this worker was created with."""
         return dict(self._creation_args)
 
     def apply(self, func: Callable[..., Any], *args: object, **kwargs: object) -> Any:
@@ -34,14 +34,14 @@ class WorkerProcess:
         return "pong"
 
     def lock(self) -> None:
-        """Waits for this worker's own lock and takes it; nothing here takes it by itself."""
+        """Acquires this worker's lock, which no other method uses."""
         self._own_lock.acquire()
 
     def unlock(self) -> None:
-        """Gives this worker's own lock back.
+        """Releases this worker's lock.
 
         Raises:
-            RuntimeError: if nobody has it.
+            RuntimeError: if it is not locked.
         """
         self._own_lock.release()
 
@@ -50,7 +50,7 @@ class WorkerProcess:
         return socket.gethostname()
 
     def get_node_ip(self) -> str:
-        """Returns an address under which other computers may reach this one."""
+        """Returns an address at which other computers may reach this one."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(("192.0.2.1", 9))  # a test address (RFC 5737): nothing is sent
@@ -67,9 +67,9 @@ class WorkerProcess:
     def setup_torch_data_parallel(
         self, url: str = "", world_rank: int = 0, world_size: int = 1, backend: str = ""
     ) -> NoReturn:
-        """Raises a `UsageError`: policies of TensorFlow do not learn in a torch process group."""
+        """Raises a `UsageError`: TensorFlow policies do not learn in a torch process group."""
         del url, world_rank, world_size, backend
         raise UsageError(
-            "This worker does not support torch distributed: its policies are TensorFlow's. Let "
-            "several workers sample with `rollouts(num_rollout_workers=...)`."
+            "This worker does not support torch distributed: its policies use TensorFlow. Use "
+            "several sampling workers with `rollouts(num_rollout_workers=...)`."
         )

@@ -1,4 +1,4 @@
-"""The state of a rollout worker: what `get_state` returns, and how it is restored."""
+"""Gets and restores the state of a rollout worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def restore_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
     policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
     if not isinstance(policy_states, Mapping):
         raise WeightsError(
-            "A state of a worker must be a dict with 'policy_states', as `get_state()` gives "
+            "A state of a worker must be a dict with 'policy_states', as `get_state()` returns "
             f"it; got {state!r:.200}."
         )
     to_train = as_predicate(state.get("is_policy_to_train"))
@@ -54,7 +54,7 @@ def restore_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
                 policies.policy_map[policy_id].set_state(policy_state)
     policies.change(mapping_fn, None)
     if "is_policy_to_train" in state:
-        policies.is_policy_to_train = to_train  # None, too: all are
+        policies.is_policy_to_train = to_train  # also None, for all
     if state.get("global_vars"):
         policies.set_global_vars(state["global_vars"])
 
@@ -62,7 +62,7 @@ def restore_state(policies: WorkerPolicies, state: Mapping[str, Any]) -> None:
 def _make_new_policies(
     policies: WorkerPolicies, policy_states: Mapping[str, Any]
 ) -> dict[str, Policy]:
-    """Checks the states of policies; returns those policies that are not there yet."""
+    """Checks the states of policies; returns the policies that do not exist yet."""
     new_policies = {}
     for policy_id, policy_state in policy_states.items():
         if policy_id in policies.policy_map:
@@ -80,11 +80,11 @@ def restore_sampling(
     global_vars: Mapping[str, Any],
     sampler_state: Mapping[str, Any] | None,
 ) -> None:
-    """Continues from a checkpoint: its running episodes, or new ones with the next sample.
+    """Continues from a checkpoint: with its running episodes, or with new ones at the next sample.
 
     Args:
         worker: a `RolloutWorker`.
-        seeds_used: how often its environments were given seeds.
+        seeds_used: the number of calls of `EpisodeSeeds.next` so far.
         rng: the sampler's generator. A worker without environments has none in its checkpoint; this
             worker keeps its own then.
         global_vars: the counters of the run.
