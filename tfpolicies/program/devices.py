@@ -1,4 +1,4 @@
-"""Where the functions of a Program run."""
+"""Devices for the functions of a Program."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CPU = "/cpu:0"
 
 
 def learner_device(num_gpus: float, present: int | None = None) -> str:
-    """Returns the device that learns: `"/gpu:0"` if one is wanted and there is one.
+    """Returns the device for learning: `"/gpu:0"` if a GPU is configured and present.
 
     Args:
-        num_gpus: how many GPUs are wanted, from 0 to 1.
-        present: how many there are; None asks TensorFlow.
+        num_gpus: the configured number of GPUs, from 0 to 1.
+        present: the number of GPUs; None gets it from TensorFlow.
     """
     if not num_gpus:
         return CPU
@@ -35,25 +35,25 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
 
 @functools.cache
 def contexts() -> Callable[[str], Any]:
-    """Returns what `placed` calls, looked up once: for what runs in every step."""
+    """Returns the context manager that `placed` calls. It is cached: some callers run in every step."""
     return tf.device if len(tf.config.list_logical_devices()) > 1 else contextlib.nullcontext
 
 
 def placed(device: str) -> Any:
-    """Returns a context in which variables and operations are put on a device.
+    """Returns a context in which variables and operations are placed on a device.
 
-    TensorFlow takes a GPU for everything that is not pinned, and XLA refuses code whose variables
-    are on another device. Where there is one device, a context costs time and changes nothing.
+    TensorFlow uses a GPU for everything that is not pinned, and XLA refuses code whose variables
+    are on another device. If there is only one device, the context does nothing, to save time.
     """
     return contexts()(device)
 
 
 @functools.cache
 def lender() -> Callable[[np.ndarray], tf.Tensor]:
-    """Returns what makes a tensor on the CPU that may share the memory of an array.
+    """Returns a function that makes a CPU tensor, which may share the memory of its array.
 
     It takes a fraction of the time of `tf.constant`, which copies twice. The array must not change
-    as long as the tensor is used.
+    while the tensor is in use.
     """
     kind: Any = type(tf.constant(0))
     return functools.partial(kind, device=None, dtype=None)
@@ -66,13 +66,13 @@ _NOT_GATHERED = (tf.uint8, tf.int8, tf.uint16, tf.int16)
 def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
     """Returns rows `[mb, ...]` of a column `[N, ...]`.
 
-    TensorFlow gathers no bytes on a GPU: it would take the whole column to the CPU, and what it
-    gathered back, for each minibatch. So they are gathered as words of four.
+    TensorFlow does not gather bytes on a GPU: for each minibatch it would copy the whole column to
+    the CPU, and the gathered rows back. So bytes are gathered as 32-bit words.
 
     Args:
         column: of any type.
         rows: int32 `[mb]`.
-        device: where that happens.
+        device: the device for learning.
     """
     words, rest = divmod(column.dtype.size * math.prod(column.shape[1:]), 4)
     if device == CPU or column.dtype not in _NOT_GATHERED or rest:
@@ -83,7 +83,7 @@ def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
 
 
 def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Returns a function that runs on a device, and has its tensors there."""
+    """Returns a function that runs on a device, with its input tensors there."""
 
     @functools.wraps(function)
     def run(*inputs: tf.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Warnings about a user's code that TensorFlow traces once, though its values should change."""
+"""Warns about user code whose values TensorFlow freezes when it traces the code once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 @contextlib.contextmanager
 def warn_of_frozen_draws(name: str, *code: Callable[..., Any]) -> Iterator[None]:
-    """Warns once if code that is traced meanwhile draws random numbers in Python.
+    """Warns once if code that is traced in the block draws random numbers in Python.
 
-    They become constants of the trace. NumPy's global generator is watched, and those that a
-    function of `code` refers to by name.
+    They become constants of the trace. It checks NumPy's global generator, and the generators that
+    a function of `code` refers to by name.
 
     Args:
         name: of the code, for the message.
-        *code: functions that run meanwhile.
+        *code: functions that run in the block.
     """
     if tf.executing_eagerly():
         yield
@@ -46,12 +46,12 @@ def warn_of_frozen_draws(name: str, *code: Callable[..., Any]) -> Iterator[None]
 
 
 def warn_of_frozen_numbers(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warns once of each attribute that traced code has set to a number that is no tensor.
+    """Warns once for each attribute that traced code sets to a number instead of a tensor.
 
     Args:
         name: of the code, for the message.
         before: the attributes of `self` before it ran.
-        now: those after it.
+        now: the attributes after it ran.
     """
     if tf.executing_eagerly():
         return

@@ -13,28 +13,28 @@ from tfpolicies.program.view import TapeOptimizer, by_variable
 
 
 class Learner(NamedTuple):
-    """One optimizer and what it updates."""
+    """One optimizer and its variables."""
 
     network: str
     plan: NetworkPlan
     optimizer: Any
-    variables: list[Any]  # those that it was built for, all of one network
+    variables: list[Any]  # for which it was built, all of one network
 
 
 class Optimizers:
     """The optimizers of one Program, each built for the trainable variables of its network.
 
     Args:
-        make: returns a new optimizer; it is called once for each network. Where there is one
+        make: returns a new optimizer; it is called once for each network. If there is only one
             network, it may return a list of them, one for each of several losses.
         networks: by name.
 
     Attributes:
-        are_several: whether there are several, so that hooks get lists.
-        skip: whether some skip updates.
+        are_several: whether there is more than one, so that hooks get lists.
+        skip: whether some of them skip updates.
 
     Raises:
-        ConfigError: for a list where there are several networks.
+        ConfigError: for a list although there are several networks.
     """
 
     def __init__(self, make: Callable[[], Any], networks: Mapping[str, ResidentNetwork]) -> None:
@@ -76,16 +76,16 @@ class Optimizers:
         return [variable for each in self._all for variable in each.variables]
 
     def taken(self, update: int) -> list[bool]:
-        """Returns which optimizers take an update, counted from 0."""
+        """Returns for each optimizer whether it applies an update, counted from 0."""
         return [update % each.plan.every == 0 for each in self._all]
 
     def set_learning_rates(self, rates: Mapping[str, tf.Tensor]) -> None:
-        """Sets the learning rate of all of them, by the name that each has for it."""
+        """Sets the learning rate of each optimizer from the hyper-parameters."""
         for each in self._all:
             each.optimizer.learning_rate.assign(rates[each.plan.lr])
 
     def losses(self, loss: tf.Tensor | Sequence[tf.Tensor]) -> list[Any]:
-        """Returns the loss of each optimizer; one loss of several networks is that of all.
+        """Returns the loss of each optimizer; a single loss is used for all networks.
 
         Raises:
             ConfigError: unless there is one for each.
@@ -106,11 +106,11 @@ class Optimizers:
     def on_tape(
         self, tape: tf.GradientTape | None, takes: Sequence[Any] | None = None
     ) -> list[TapeOptimizer]:
-        """Returns what stands for each optimizer in hooks, which take it as `hooked` gives it.
+        """Returns the `optimizer` arguments of hooks, one for each optimizer; see `hooked`.
 
         Args:
-            tape: on which the loss was computed; None where gradients are given.
-            takes: for each, 0/1, whether it takes the update; None: they do.
+            tape: on which the loss was computed; None if gradients are given.
+            takes: for each, 0/1, whether it applies the update; None: all do.
         """
         flags = [None] * len(self._all) if takes is None else takes
         return [
@@ -119,7 +119,7 @@ class Optimizers:
         ]
 
     def hooked(self, items: list[Any]) -> Any:
-        """Returns an argument of hooks that has an item for each loss: a list for several."""
+        """Returns a hook argument with an item for each loss: a list only for several losses."""
         return items if self.are_several else items[0]
 
     def by_variable(self, pairs: Sequence[Any]) -> list[tf.Tensor]:
@@ -137,8 +137,8 @@ class Optimizers:
     ) -> tuple[Any, Any]:
         """Returns `apply_gradients_fn`'s arguments for gradients in the order of `differentiated`.
 
-        That is what hooks get as `optimizer`, without a tape, and the `(gradient, variable)` pairs;
-        for several losses both are lists.
+        These are the `optimizer`, without a tape, and the `(gradient, variable)` pairs; both are
+        lists for several losses.
         """
         given, pairs = iter(gradients), []
         for each in self._all:
@@ -147,5 +147,5 @@ class Optimizers:
 
 
 def gradients_of(pairs: Sequence[Any]) -> list[Any]:
-    """Returns pairs without their variables, nested as they are."""
+    """Returns the gradients of pairs, nested as the pairs are."""
     return [gradients_of(x) if isinstance(x, list) else x[0] for x in pairs]

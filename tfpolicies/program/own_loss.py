@@ -1,7 +1,7 @@
-"""What a model has to say about learning: what it makes of the loss, and statistics of that.
+"""Losses and metrics that a model adds.
 
-A Keras model may have a method `custom_loss(policy_loss, loss_inputs)`, called behind the loss of
-the policy class and inside the same traced function, and a method `custom_metrics()`.
+A Keras model may have a method `custom_loss(policy_loss, loss_inputs)`, called after the loss of
+the policy class in the same traced function, and a method `custom_metrics()`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OBSERVATIONS = ("obs", "new_obs")
 
 
 class LossInputs(TrainBatch):
-    """A train batch for a model: observations are as the model sees them, encoded and normalised.
+    """A train batch for a model: observations are encoded and normalised, as the model gets them.
 
     They are one tensor of rows `[N, ...]`, or a dict by input name for a model with several inputs.
     """
@@ -44,19 +44,19 @@ class LossInputs(TrainBatch):
 def with_own_loss(
     network: Network, loss: tf.Tensor | Sequence[tf.Tensor], batch: TrainBatch
 ) -> Any:
-    """Returns a loss, or a list of them, as the network's model wants it.
+    """Returns a loss, or a list of them, changed by `custom_loss` of the network's model.
 
-    What the model reads of the batch counts as read, but for the mask: if it does not weigh rows by
-    that, `batch.ignores_mask` is set.
+    Columns that the model reads count as read by the loss, except for the mask: if the model does
+    not weigh rows by it, `batch.ignores_mask` is set.
 
     Args:
-        network: what the loss was computed with.
+        network: that computed the loss.
         loss: of the policy class; a list for classes with several.
-        batch: what it was computed of.
+        batch: the loss's batch.
 
     Raises:
-        ConfigError: if a loss is a function, so that it cannot be known yet.
-        ModelError: if the model returns something else, or makes variables.
+        ConfigError: if a loss is a function, so that its value is not known yet.
+        ModelError: if the model returns anything but losses, or creates variables.
     """
     model = users_model(network.model)
     custom_loss = getattr(model, "custom_loss", None)
@@ -82,7 +82,7 @@ def with_own_loss(
 
 
 def own_stats(network: Network) -> dict[str, tf.Tensor]:
-    """Returns the statistics of the network's model, float32 scalars, under `PREFIX` and a name.
+    """Returns the metrics of the network's model, float32 scalars, under `PREFIX` and a name.
 
     Raises:
         ModelError: if one is not a single number.

@@ -1,4 +1,4 @@
-"""What must hold where a Program is made: TensorFlow works as in a fresh process."""
+"""Checks that TensorFlow's global modes are the defaults."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tfpolicies.system.forks import require_tensorflow
 
 
 def require_usual_tensorflow() -> None:
-    """Checks that TensorFlow works here as it does in a fresh process.
+    """Checks that TensorFlow's global modes are the defaults, as in a fresh process.
 
     Raises:
-        ConfigError: if a global mode of TensorFlow, or the block around, forbids it. The message
-            names it and says how to undo it.
+        ConfigError: if a global mode of TensorFlow, or the surrounding block, is not supported. The
+            message names it and says how to undo it.
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()

@@ -18,20 +18,20 @@ from tfpolicies.program.view import ConfigView, ModelView
 class TracedContext:
     """Everything that policies with the same Program share and traced code may read.
 
-    An attribute that was not set is read as one that belongs to a single policy: by an error.
+    Reading an attribute that was not set raises the same error as an attribute of a single policy.
 
     Attributes:
         config: hyper-parameters as tensors, static settings as values.
         observation_space: as the environment has it.
-        action_space: likewise.
+        action_space: as the environment has it.
         dist_class: the action distribution.
-        recorded: what `record` was given, by name.
+        recorded: the arguments of `record`, by name.
         model: in a loss, and after acting.
-        target_model: that of the network that acts.
+        target_model: the target network of the network that acts.
         networks: the other networks, by name.
-        target_networks: those of the other networks, by name.
+        target_networks: the target networks of the other networks, by name.
         learning_noise: float32 `[B, k]`, standard normal.
-        update_noise: float32 `[k]`, likewise.
+        update_noise: float32 `[k]`, standard normal.
         dist_inputs: after acting: float32 `[N, n]`.
         values: after acting: float32 `[N]`, or None.
     """
@@ -56,7 +56,7 @@ class ActedModel:
 
     Args:
         owner: the name of the policy class, for messages.
-        dist_inputs: float32 `[N, n]`, what the model gave.
+        dist_inputs: float32 `[N, n]`, the output of the model.
         values: float32 `[N]`; None if the class estimates none.
     """
 

@@ -1,4 +1,4 @@
-"""Compiles the updates of a Program: which form they take, and the functions in that form."""
+"""Compiles the update functions of a Program."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tfpolicies.program.view import LOSS_MASK
 
 
 class UpdateCompiler:
-    """Makes the update functions of one Program, each on first use.
+    """Compiles the update functions of one Program, each on first use.
 
-    Whether a state's `grad_clip` is a limit is compiled in: XLA takes a twentieth of a small update
-    for the norms of gradients that are not clipped.
+    There are two versions of each, with and without a limit of gradients (`grad_clip`): in a small
+    update, XLA takes a twentieth of the time for the norms of gradients that are not clipped.
 
     Args:
-        runtime: runs them.
+        runtime: runs the functions.
         signature: of the loss.
     """
 
@@ -34,7 +34,7 @@ class UpdateCompiler:
         self._learners: dict[tuple[Form, bool, bool], Callable[..., Any]] = {}
 
     def choose_form(self, hyper: np.ndarray) -> Form:
-        """Returns how learning is compiled, by what its traced step does.
+        """Returns how learning is compiled, depending on the operations of its traced step.
 
         XLA compiles only if the loss reads the row mask, so that padded minibatches stay exact.
 
@@ -80,7 +80,7 @@ class UpdateCompiler:
         return self._learners[key]
 
     def _step(self, *, for_xla: bool, clips: bool) -> Any:
-        """Returns the update by one minibatch, traced on first use."""
+        """Returns the update with one minibatch, traced on first use."""
         if (for_xla, clips) not in self._steps:
             functions, signature = self._runtime.functions, self._signature
             name = "learn_step (XLA)" if for_xla else "learn_step"

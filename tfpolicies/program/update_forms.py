@@ -1,7 +1,7 @@
-"""How an update is compiled: what its trace says about it.
+"""Chooses how an update is compiled, from the operations of its trace.
 
-The rule looks at the operations of the traced update, never at a clock and never at the settings of
-a model, so that a seed gives the same numbers on every machine.
+It never depends on timings or on settings of a model, so that a seed gives the same numbers on
+every machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Form(enum.Enum):
-    """How the minibatches of an update run; the value is what a user is told."""
+    """How the minibatches of an update run; the value is shown to users."""
 
     PLAIN = "tf.function"
     STEP = "XLA, step by step"  # a plain loop around a compiled step
@@ -24,12 +24,12 @@ class Form(enum.Enum):
 
     @property
     def next(self) -> Form:
-        """What takes its place where XLA cannot compile it, or takes too long."""
+        """The replacement if XLA cannot compile it, or takes too long."""
         return Form.STEP if self is Form.LOOP else Form.PLAIN
 
 
 class Work(NamedTuple):
-    """What the operations of a traced step do."""
+    """The operations of a traced step."""
 
     convolves: bool
     remembers: bool  # it is recurrent, or attends
@@ -51,7 +51,7 @@ _MOST_OPERATIONS = 10_000  # with more, as of an unrolled recurrence, XLA takes 
 
 
 def work_of(graph: tf.Graph) -> Work:
-    """Returns what a traced function does, the functions that it calls included.
+    """Returns the kinds and number of operations of a traced function, including called functions.
 
     Args:
         graph: the `FuncGraph` of the function.
@@ -71,11 +71,11 @@ def work_of(graph: tf.Graph) -> Work:
 
 
 def form_of(work: Work, *, may_be_plain: bool, on_cpu: bool) -> Form:
-    """Returns how an update runs best.
+    """Returns the best way to compile an update.
 
     Args:
-        work: what its step does.
-        may_be_plain: whether XLA may be left out.
+        work: the operations of its step.
+        may_be_plain: whether it may run without XLA.
         on_cpu: whether it learns on the CPU.
     """
     remembers_much = on_cpu and work.remembers and work.weights > _WEIGHTS_OF_STEP
