@@ -278,10 +278,10 @@ class PolicyState:
 
     @property
     def acting_arrays(self) -> dict[str, np.ndarray]:
-        """The variables that acting reads, by key, and possibly others; `lock` must be held.
+        """The variables that acting reads, by key, and maybe others; `lock` must be held.
 
-        They are read-only. Pending results of an update are views. Get the dict again for each call: it
-        is a new one whenever the arrays may have moved.
+        They are read-only. Pending results of an update are views. Get the dict again for each
+        call: it is a new one whenever the arrays may have moved.
         """
         if self.left is None:
             return self.arrays
@@ -328,7 +328,7 @@ class PolicyState:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the variables can be read without the pager."""
+        """Returns whether the variables can be read without the pager."""
         return self._memory is not _NOTHING
 
     def page_in(self, memory: np.ndarray) -> None:

@@ -63,7 +63,7 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
 
 
 def samples_by_itself(spec: ProgramSpec) -> bool:
-    """Whether the class says how actions are sampled, so that the distribution does not tell."""
+    """Returns whether the class says how actions are sampled, so that the distribution does not tell."""
     owner = spec.policy_class
     return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
 

@@ -603,7 +603,7 @@ _OPTIONAL = ("views",)  # which earlier exports lack
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Whether JSON has a form as in `_SPEC`."""
+    """Returns whether JSON has a form as in `_SPEC`."""
     if isinstance(form, tuple):
         fits = isinstance(value, list) and len(value) == len(form)
         return fits and all(map(_has_form, value, form))

@@ -50,7 +50,7 @@ def list_versions(folder: Path) -> dict[str, Path]:
 
 
 def is_number(folder: Path) -> bool:
-    """Whether a folder is named as versions are."""
+    """Returns whether a folder is named as versions are."""
     return folder.name.isdecimal() and folder.name.isascii()
 
 

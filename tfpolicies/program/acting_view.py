@@ -24,7 +24,7 @@ class Chosen(NamedTuple):
     actions: list[tf.Tensor]  # one per leaf of the action space, [N, *shape], normalised
     logp: tf.Tensor  # [N] float32
     dist_inputs: tf.Tensor  # [N, n] float32
-    states: list[tf.Tensor]  # the memory after, [S, ...] each
+    states: list[tf.Tensor]  # the new recurrent state, [S, ...] each
 
 
 class _WithWeights:
@@ -67,8 +67,8 @@ def require_width(view: Any, dist_inputs: tf.Tensor) -> None:
     shape, width = tuple(dist_inputs.shape), view.dist_class.num_inputs
     if len(shape) != 2 or shape[1] != width:
         raise ConfigError(
-            f"{type(view).__name__} gave dist_inputs of shape {shape}; it must be [N, {width}], as "
-            "`self.dist_class` takes them. For another width, set `model['custom_action_dist']`."
+            f"{type(view).__name__} gave dist_inputs of shape {shape}; `self.dist_class` needs "
+            f"[N, {width}]. For another width, set `model['custom_action_dist']`."
         )
 
 
@@ -147,7 +147,7 @@ class ActingView:
         if owner._overrides("action_sampler_fn") and not owner._overrides("action_distribution_fn"):
             raise ConfigError(
                 f"{owner.__name__} overrides `action_sampler_fn`, so the distribution of its "
-                "actions is not known. Override `action_distribution_fn`, too."
+                "actions is not known. Also override `action_distribution_fn`."
             )
         with self._network.with_weights(self._weights):
             found = view.action_distribution_fn(self._model, **self._arguments())

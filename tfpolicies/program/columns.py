@@ -123,7 +123,7 @@ class BatchReader:
 
         Raises:
             MissingColumnError: if the batch lacks one of them.
-            BatchError: if a column does not fit what the loss was traced with; it is named.
+            BatchError: naming a column whose dtype or shape differs from the traced one.
         """
         if self._is_recurrent:
             batch = travelling_columns(self._spec, self._ports, batch)

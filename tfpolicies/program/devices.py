@@ -26,7 +26,7 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
     if not num_gpus:
         return CPU
     if present is None:
-        present = len(tf.config.list_logical_devices("GPU"))  # those that are hidden are not there
+        present = len(tf.config.list_logical_devices("GPU"))  # without hidden ones
     if not present:
         warn_without_gpu(num_gpus)
         return CPU
@@ -35,7 +35,7 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
 
 @functools.cache
 def contexts() -> Callable[[str], Any]:
-    """Returns the context manager that `placed` calls. It is cached: some callers run in every step."""
+    """Returns the context manager of `placed`, cached for callers that run in every step."""
     return tf.device if len(tf.config.list_logical_devices()) > 1 else contextlib.nullcontext
 
 
@@ -60,7 +60,7 @@ def lender() -> Callable[[np.ndarray], tf.Tensor]:
 
 
 _NOT_GATHERED = (tf.uint8, tf.int8, tf.uint16, tf.int16)
-"""What TensorFlow gathers on no GPU."""
+"""The dtypes that TensorFlow does not gather on a GPU."""
 
 
 def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
@@ -91,7 +91,7 @@ def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
             return function(*brought(inputs))
 
     def brought(inputs: tf.Tensor) -> Any:
-        # The inputs of a graph are on no device, and loops over them would be on another one.
+        # Inputs of a graph have no device, so loops over them could run on another one.
         if tf.executing_eagerly() or contexts() is contextlib.nullcontext:
             return inputs
         return tf.nest.map_structure(tf.identity, inputs)

@@ -17,17 +17,17 @@ from tfpolicies.state import PolicyState
 class Reason(NamedTuple):
     """The cause of an update that is not finite."""
 
-    term: str  # what was the first not to be finite, with its value
-    where: str = ""  # in which part of the update; "" where it has one
+    term: str  # the first one that was not finite, with its value
+    where: str = ""  # the minibatch; "" if there is only one
 
     @classmethod
     def of(cls, term: tuple[str, float] | None) -> Reason:
-        """Returns the cause from the first number that is not finite; None: it occurs only traced."""
+        """Returns the cause from the first non-finite number; None: it occurs only traced."""
         return cls("the loss, but only traced" if term is None else "{} ({})".format(*term))
 
 
 _TOTALS = ("total_loss", "loss")
-"""Statistics that are made of others, which say more."""
+"""Statistics that are sums of others, which are more specific."""
 
 
 def last_sound(

@@ -64,7 +64,7 @@ def warn_of_frozen_numbers(name: str, before: dict[str, Any], now: dict[str, Any
 @functools.cache
 def _warn_of_draws(name: str, generator: str) -> None:
     logger.warning(
-        "%s draws from %s, but it is traced once for all updates and calls, so it has the same "
+        "%s draws from %s, but it is traced once for all updates and calls, so it gets the same "
         "numbers each time. Draw by TensorFlow (tf.random.stateless_normal with a seed that "
         "changes), or in a loss let the class's `learning_noise_size` return how many numbers you "
         "need, and read self.learning_noise.",
@@ -89,7 +89,7 @@ def _named_generators(code: Callable[..., Any]) -> dict[str, Any]:
     """Returns the random generators among the globals and outer variables of a function."""
     try:
         names = inspect.getclosurevars(code)
-    except (TypeError, ValueError):  # it is not a Python function
+    except (TypeError, ValueError):  # not a Python function
         return {}
     known = {**names.globals, **names.nonlocals}
     return {name: value for name, value in known.items() if isinstance(value, _GENERATORS)}

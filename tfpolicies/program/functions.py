@@ -43,7 +43,7 @@ from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
 from tfpolicies.state import Slot
 
 LOSS = "__loss"
-"""Among the statistics of an update: the loss, added up where there are several."""
+"""The name of the loss among the statistics of an update: the sum if there are several."""
 
 
 class ActOutputs(NamedTuple):
@@ -58,14 +58,14 @@ class ActOutputs(NamedTuple):
     prob: Any  # [N] float32
     dist_inputs: Any  # [N, n] float32
     values: Any  # [N] float32
-    states: Any  # the memory after each sequence, [S, *shape] float32 each
-    extras: Any  # what `extra_action_out_fn` adds, by name
+    states: Any  # the recurrent state after each sequence, [S, *shape] float32 each
+    extras: Any  # the results of `extra_action_out_fn`, by name
 
 
 class ActInputs(NamedTuple):
     """The inputs of `act`, without the weights."""
 
-    inputs: Any  # one array per port: observations and views [N, ...], memory [S, ...]
+    inputs: Any  # one array per port: observations and views [N, ...], recurrent state [S, ...]
     noise: Any  # [N, noise_size] float32; zeros for the greedy actions
     params: Any  # [P] float32, of the exploration
 
@@ -74,11 +74,11 @@ class Differentiated(NamedTuple):
     """A loss with its gradients."""
 
     pairs: Any  # a list of (gradient, variable); for several losses, a list of lists
-    loss: tf.Tensor  # float32 scalar, added up where there are several
+    loss: tf.Tensor  # float32 scalar, the sum if there are several
     stats: dict[str, tf.Tensor]
-    fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
+    fetches: dict[str, tf.Tensor]  # the results of `extra_learn_fetches_fn`
     batch: TrainBatch
-    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for those that have not stepped
+    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for the step that is left to do
 
 
 @dataclass(eq=False)
@@ -172,7 +172,7 @@ class ProgramFunctions:
             context.model, context.dist_inputs, context.values = model, chosen.dist_inputs, values
             result = {**view.extra_action_out_fn()}
             if values is not None:
-                result.pop(SampleBatch.VF_PREDS, None)  # an output in any case
+                result.pop(SampleBatch.VF_PREDS, None)  # values are an output anyway
             extras = {name: tf.convert_to_tensor(x) for name, x in result.items()}
         logp, states = chosen.logp, chosen.states
         prob = tf.exp(logp)
@@ -231,7 +231,7 @@ class ProgramFunctions:
                 with tape:
                     losses[i] = self._evaluated(losses[i])
                     regularized = self._regularized(i, losses[i])
-                if regularized is not losses[i]:  # whose gradient would hide that this has none
+                if regularized is not losses[i]:  # its gradient would hide that the loss has none
                     optimizers[i].require_gradient(losses[i])
                 losses[i] = regularized
             chosen = hooked([optimizers[i] for i in part])
@@ -295,8 +295,8 @@ class ProgramFunctions:
             return code()
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise ConfigError(
-                f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) "
-                "what a tensor is, but it is traced once for all policies of the kind, and "
+                f"{self.spec.policy_class.__name__}.loss uses the value of a tensor in Python "
+                "(`if`, `and`, `while`), but it is traced once for all policies of its class, and "
                 "hyper-parameters such as self.config['lr'] are tensors in it. Add every term, "
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
@@ -317,7 +317,7 @@ class ProgramFunctions:
         )
 
     def _regularized(self, i: int, loss: tf.Tensor) -> tf.Tensor:
-        """Adds the losses of a network's layers to loss `i`, if that is the first of the network."""
+        """Adds the losses of a network's layers to loss `i` if it is the first of the network."""
         names = self.optimizer.network_names
         own = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
         return loss + tf.add_n(own) if own else loss
@@ -445,7 +445,7 @@ class ProgramFunctions:
         def body(i: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
             now, _ = at(i)
             mean, low, high = totals
-            count = tf.cast(i, tf.float32)  # as many as there were before
+            count = tf.cast(i, tf.float32)  # the number of minibatches before this one
             mean = (mean * count + now) / (count + 1.0)
             return i + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
 
@@ -549,7 +549,7 @@ def _network(spec: ProgramSpec) -> Network:
 
 
 def is_per_sequence(name: str) -> bool:
-    """Whether a column has one row per sequence: the recurrent state and the lengths."""
+    """Returns whether a column has one row per sequence: the recurrent state and the lengths."""
     return name == SEQ_LENS or name.startswith("state_in_")
 
 

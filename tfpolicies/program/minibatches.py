@@ -20,8 +20,8 @@ class StepInputs(NamedTuple):
 
     noise: Any = ()  # [K, size, ...]: standard normal, for each row of the loss
     update_noise: Any = ()  # [K, k]: standard normal, for the loss
-    update_targets: Any = ()  # [K]: 1 where target networks are updated after it
-    active_optimizers: Any = ()  # [K, O]: 0 for optimizers that do not take it
+    update_targets: Any = ()  # [K]: 1 if target networks are updated after the minibatch
+    active_optimizers: Any = ()  # [K, O]: 0 for optimizers that skip the minibatch
 
     def map(self, function: Callable[[Any], Any]) -> StepInputs:
         """Returns the results of a function for each input that is used."""
@@ -33,7 +33,7 @@ class StepInputs(NamedTuple):
 
 
 def is_input(value: object) -> bool:
-    """Whether an input of `StepInputs` is used.
+    """Returns whether an input of `StepInputs` is used.
 
     >>> is_input(StepInputs(noise=np.zeros(3)).noise), is_input(StepInputs().noise)
     (True, False)
@@ -49,11 +49,11 @@ class Minibatches(NamedTuple):
     """
 
     rows: np.ndarray  # int32 [K, size]: rows of the batch
-    mask: np.ndarray  # float32 [K, size]: 0 where a row only fills up
-    steps: int  # minibatches to do; the rest of K is padding
-    epochs: int  # 0 for one minibatch of a part of the batch
-    whole: bool  # each epoch is one minibatch of exactly all rows
-    inputs: StepInputs = StepInputs()  # that come with each
+    mask: np.ndarray  # float32 [K, size]: 0 for padding
+    steps: int  # the number of minibatches; the rest of K is padding
+    epochs: int  # 0 for one minibatch with a part of the batch
+    whole: bool  # whether each epoch is one minibatch of exactly all rows
+    inputs: StepInputs = StepInputs()  # the other inputs of each
 
     def padded_to(self, capacity: int) -> Minibatches:
         """Returns the same minibatches in arrays large enough for batches of `capacity` rows."""

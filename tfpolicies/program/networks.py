@@ -33,7 +33,7 @@ class NetworkPlan(NamedTuple):
     make: Callable[[], Any] | None = None
     """Returns a new Keras model or layer with its variables; None for the network that acts."""
     target: bool = False
-    """Whether it has a target network, which moves towards it by the fraction `tau`."""
+    """True if it has a target network, which moves towards it by the fraction `tau`."""
     lr: str = "lr"
     """The hyper-parameter that is the learning rate of its optimizer."""
     every: int = 1

@@ -97,7 +97,7 @@ class ActLayout(NamedTuple):
         )
 
     def pack(self, outputs: ActOutputs) -> list[tf.Tensor]:
-        """Returns few tensors: actions, those of the environment if different, all floats as one."""
+        """Returns few tensors: actions, those of the environment if different, and all floats."""
         count, flat = len(self.actions), self.flatten(outputs)
         acted, states = count if self.same else 2 * count, 2 * count + 3 + self.with_value
         floats = [x if x.shape.rank == 2 else x[:, None] for x in flat[2 * count : states]]

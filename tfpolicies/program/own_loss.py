@@ -18,7 +18,7 @@ from tfpolicies.models.network import Network
 from tfpolicies.program.view import LOSS_MASK, TrainBatch
 
 PREFIX = "model/"
-"""Before the names of a model's statistics, among which may be those of the policy class."""
+"""The prefix of a model's metrics, whose names may be those of the policy class's statistics."""
 
 _OBSERVATIONS = ("obs", "new_obs")
 
@@ -66,9 +66,9 @@ def with_own_loss(
     if any(map(callable, given)):
         raise ConfigError(
             f"custom_loss of {model.name} needs all losses of its policy, but some of them are "
-            "functions, which are called when the others have stepped. Return tensors from `loss` "
-            "(SAC, TD3 and DDPG do with update_order='together'), or add what the model loses by "
-            "`add_loss` in one of its layers."
+            "functions, which are called after the optimizers of the others. Return tensors from "
+            "`loss` (SAC, TD3 and DDPG do with update_order='together'), or add the loss of the "
+            "model by `add_loss` in one of its layers."
         )
     inputs = LossInputs(batch, network)
     with tf.variable_creator_scope(_refuse_variables):
@@ -110,16 +110,16 @@ def _scalars(
     tensors = [tf.convert_to_tensor(x) for x in listed]
     if len(tensors) != count or any(x.shape.num_elements() not in (1, None) for x in tensors):
         raise ModelError(
-            f"custom_loss of {model.name} must return as many scalars as there are in policy_loss, "
-            f"which is a list of {count}, got the shapes {[str(x.shape) for x in tensors]}. "
-            "Return `[loss + own for loss in policy_loss]`, where own is a mean over rows."
+            f"custom_loss of {model.name} must return as many scalars as policy_loss has: "
+            f"{count}. It returned the shapes {[str(x.shape) for x in tensors]}. "
+            "Return `[loss + extra for loss in policy_loss]`, where extra is a mean over rows."
         )
     return [tf.reshape(x, []) for x in tensors]
 
 
 def _refuse_variables(next_creator: Callable[..., tf.Variable], **given: object) -> Any:
     raise ModelError(
-        f"custom_loss of the model makes a variable ({given.get('name')!r}), which would belong to "
-        "no policy. Make its layers in the model's constructor, as functional models or with "
-        "`layer.build(shape)`."
+        f"custom_loss of the model creates a variable ({given.get('name')!r}), which would not "
+        "belong to any policy. Create its layers in the model's constructor, as functional models "
+        "or with `layer.build(shape)`."
     )

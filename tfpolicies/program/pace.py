@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_GOAL = 0.5  # seconds of a call; on a busy machine one takes longer
+_GOAL = 0.5  # seconds per call; on a busy machine a call takes longer
 
 
 class Pace:

@@ -83,7 +83,7 @@ class Program:
 
     @property
     def has_values(self) -> bool:
-        """Whether the network estimates values."""
+        """Returns whether the network estimates values."""
         return self.spec.with_value
 
     def new_state(

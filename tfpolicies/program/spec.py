@@ -163,7 +163,7 @@ class ProgramSpec:
 
     @property
     def learning_draws_apart(self) -> bool:
-        """Whether learning draws from another generator than acting."""
+        """Returns whether learning draws from another generator than acting."""
         asks = self.policy_class._overrides("learning_noise_size")
         return asks or self.update_noise_size > 0
 
@@ -194,7 +194,7 @@ class ProgramSpec:
 
     @property
     def with_value(self) -> bool:
-        """Whether policies with this spec estimate values."""
+        """Returns whether policies with this spec estimate values."""
         return bool(self.policy_class.wants_value(self.static))
 
     @property
@@ -226,7 +226,7 @@ class ProgramSpec:
         return values
 
     def clips(self, hyper: np.ndarray) -> bool:
-        """Whether hyper-parameters `[H]` limit gradients."""
+        """Returns whether hyper-parameters `[H]` limit gradients."""
         names = self.hyperparameters
         return _CLIP in names and bool(hyper[names.index(_CLIP)] != math.inf)
 

@@ -30,7 +30,7 @@ class UpdateCompiler:
 
     def __init__(self, runtime: Runtime, signature: LearnerSignature) -> None:
         self._runtime, self._signature = runtime, signature
-        self._steps: dict[tuple[bool, bool], Any] = {}  # by whether for XLA and clipping
+        self._steps: dict[tuple[bool, bool], Any] = {}  # by: for XLA, with clipping
         self._learners: dict[tuple[Form, bool, bool], Callable[..., Any]] = {}
 
     def choose_form(self, hyper: np.ndarray) -> Form:
@@ -58,7 +58,7 @@ class UpdateCompiler:
             return Form.PLAIN
         automatic, clips = setting == "auto", spec.clips(hyper)
         work = work_of(self._step(for_xla=not automatic, clips=clips).graph)
-        if automatic and not work.branches:  # then XLA takes the same trace
+        if automatic and not work.branches:  # then XLA can use the same trace
             self._steps[True, clips] = self._steps[False, clips]
         return form_of(work, may_be_plain=automatic, on_cpu=functions.device == CPU)
 

@@ -32,10 +32,10 @@ class Work(NamedTuple):
     """The operations of a traced step."""
 
     convolves: bool
-    remembers: bool  # it is recurrent, or attends
-    branches: bool  # it has loops or branches, which XLA needs traced in its own way
+    remembers: bool  # recurrence or attention
+    branches: bool  # loops or branches, which have to be traced differently for XLA
     operations: int
-    weights: int  # numbers that it trains
+    weights: int  # trainable numbers
 
 
 _CONVOLUTION = re.compile(r"Conv(?!ert)|Conv2d|Dilation2D")
@@ -44,10 +44,10 @@ _BRANCH = re.compile(r"^(Stateless)?(If|Case)$")
 _RECURRENCE = re.compile(r"^CudnnRNN|LSTMBlock|^BlockLSTM|^GRUBlock")
 _PRODUCT = re.compile(r"^BatchMatMul|^Einsum$")
 
-_WEIGHTS_OF_LOOP = 100_000  # of a network that remembers; with more, its step is compiled
-_WEIGHTS_OF_STEP = 1_000_000  # with more, nothing is
-_MOST_OPERATIONS = 10_000  # with more, as of an unrolled recurrence, XLA takes too long to compile
-"""The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has what was measured."""
+_WEIGHTS_OF_LOOP = 100_000  # of a recurrent network; with more, only its step is compiled
+_WEIGHTS_OF_STEP = 1_000_000  # of a recurrent network; with more, nothing is compiled
+_MOST_OPERATIONS = 10_000  # with more, as in unrolled recurrences, XLA takes too long to compile
+"""The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has the measurements."""
 
 
 def work_of(graph: tf.Graph) -> Work:

@@ -98,7 +98,7 @@ class Updates:
         self.is_discovered = False
         self._jit_works = False
 
-    # -- what the loss needs ------------------------------------------------------------------
+    # -- the inputs of the loss ---------------------------------------------------------------
 
     @property
     def signature(self) -> LearnerSignature:
@@ -117,7 +117,7 @@ class Updates:
             if self.is_discovered:
                 return
             require_tensorflow()
-            self._eager.forget()  # layers may update themselves in training mode
+            self._eager.forget()  # layers may change their variables in training mode
             with placed(self._functions.device):
                 tensors = tf.nest.map_structure(tf.constant, dict(columns))
                 rows = len(tf.nest.flatten(tensors)[0])
@@ -147,7 +147,7 @@ class Updates:
         """Returns the number of items, rows or sequences, that have about `rows` rows."""
         return max(1, rows // self._spec.time_steps) if self._is_recurrent else rows
 
-    # -- what is compiled ---------------------------------------------------------------------
+    # -- compilation --------------------------------------------------------------------------
 
     @functools.cached_property
     def _compiler(self) -> UpdateCompiler:
@@ -195,7 +195,7 @@ class Updates:
     def commit(self, state: PolicyState, result: UpdateResult) -> None:
         """Sets the result of an update in its state; call it in `updating`."""
         state.leave(result.buffers)
-        if result.is_finite:  # looking for a reason leaves other states in the variables
+        if result.is_finite:  # finding the cause of NaN has loaded other states
             self._runtime.resident(state).note(state)
         state.num_grad_updates += result.steps
 
@@ -302,7 +302,7 @@ class Updates:
         *,
         fetches: bool,
     ) -> UpdateResult:
-        """Runs minibatches on the resident state; if compiling fails, uses the next form from then on."""
+        """Runs minibatches on the resident state; falls back to the next form if XLA fails."""
         form = self.form or self.resolve_form(state)
         try:
             totals, arrays, buffers = self._run_as(
@@ -315,7 +315,7 @@ class Updates:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             self.form = form.next
             logger.warning(_GIVES_WAY[self.form], reason)
-            self._runtime.begin_update(state)  # afresh
+            self._runtime.begin_update(state)  # load it again
             return self._run(state, batch, minibatches, meanwhile, fetches=fetches)
         self._jit_works = form is not Form.PLAIN
         by_kind, stats = totals.tolist(), {}
@@ -410,7 +410,7 @@ class Updates:
         nothing = nothing._replace(inputs=self._step_inputs(None, *nothing.rows.shape))
         require_tensorflow()
         with self._lock:
-            # A compiled step is compiled when it runs; the state that it changes is nobody's.
+            # A compiled step is compiled when it runs; it changes only the scratch state.
             nothing = nothing._replace(steps=int(self.resolve_form(state) is Form.STEP))
             self._runtime.begin_update(state)
             batch = LearnBatch(columns, is_recurrent=self._is_recurrent)
@@ -449,10 +449,10 @@ class Updates:
 
         return UpdateResult({}, {}, self._is_sound(buffers), explain, buffers)
 
-    # -- what is not finite -------------------------------------------------------------------
+    # -- NaN and infinity ---------------------------------------------------------------------
 
     def _is_sound(self, buffers: Mapping[str, Any]) -> bool:
-        """Whether the new weights and optimizer slots are finite.
+        """Returns whether the new weights and optimizer slots are finite.
 
         On a GPU they stay there if the sum of their squares is finite: copying a network for images
         to the CPU takes as long as a small update.
@@ -523,10 +523,10 @@ class Updates:
     def _bad_of(self, buffers: Mapping[str, Any]) -> tuple[str, float] | None:
         """Returns the first variable that is not finite after an update, and the number."""
         views = self._functions.layout.unpacked(buffers)
-        return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
+        return first_bad({f"{key!r} after the update": x for key, x in views.items()})
 
 
 _GIVES_WAY = {
-    Form.STEP: "learning is compiled step by step, for XLA cannot compile its loop: %s",
+    Form.STEP: "learning is compiled step by step, since XLA cannot compile its loop: %s",
     Form.PLAIN: "learning runs without XLA, which cannot compile it: %s",
 }

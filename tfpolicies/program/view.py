@@ -157,7 +157,7 @@ class ModelView:
         known = getattr(batch, "reads_lengths", False)
         lengths = batch[SEQ_LENS]
         if isinstance(batch, TrainBatch):
-            batch.reads_lengths = known  # it was not the loss that asked
+            batch.reads_lengths = known  # since the loss itself did not read them
         return lengths
 
     def value_function(self) -> tf.Tensor:
@@ -165,7 +165,7 @@ class ModelView:
         values = self._last("value_function").values
         if values is None:
             raise ConfigError(
-                "model.value_function(): the model has no value output. Let `wants_value` of the "
+                "model.value_function(): the model has no value output. Make `wants_value` of the "
                 "policy class return True."
             )
         return values
@@ -202,7 +202,7 @@ class ModelView:
             hint = describe_import(self, name)
             if not hint:
                 raise
-            message = f"model.{name} cannot be had here: call the model{hint}"
+            message = f"model.{name} is not available here: call the model{hint}"
             raise AttributeError(message) from None
 
 
@@ -312,9 +312,9 @@ def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any])
         more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
         raise ConfigError(
             "A loss depends on none of the variables that it is differentiated with respect to "
-            f"({first!r}{more}), so that they would never be updated. Compute it with TensorFlow "
-            "from what their network gives in `loss`: NumPy, `tf.stop_gradient` and integers have "
-            "no gradient. To keep a network as it is, return 0.0 times a loss that depends on it."
+            f"({first!r}{more}), so they would never be updated. Compute it with TensorFlow "
+            "from the outputs of their network in `loss`: NumPy, `tf.stop_gradient` and integers "
+            "have no gradient. To freeze a network, return 0.0 times a loss that depends on it."
         )
     return found
 
@@ -342,7 +342,7 @@ def update(
 
 
 def nested_rows(space_leaves: Sequence[Leaf], batch: Structure, argument: str) -> Any:
-    """Checks a possibly nested column, and returns it with leaves of the dtypes that Programs use."""
+    """Checks a possibly nested column and converts its leaves to the dtypes of Programs."""
     arrays = iter(batch_leaves(space_leaves, batch, argument))
     return _refill(batch, space_leaves, arrays)
 

@@ -105,7 +105,7 @@ def frames_for(like: np.ndarray, room: Room, capacity: int) -> Frames:
 
 
 def is_image(leaf: np.ndarray) -> bool:
-    """Whether rows `[B, *shape]` are so large that they are kept as frames."""
+    """Returns whether rows `[B, *shape]` are so large that they are kept as frames."""
     return bool(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize >= IMAGE_BYTES)
 
 
