@@ -299,7 +299,7 @@ def late_layer(self, policy_loss, loss_inputs):
             lambda s, loss, d: loss + loss,
             r"a list of 1, got the shapes \['\(\)', '\(\)'\]",
         ),
-        ("Late", late_layer, "custom_loss of the model makes a variable"),
+        ("Late", late_layer, "custom_loss of the model creates a variable"),
         ("Unknown", lambda s, loss, d: loss[0] + d["reward"], "no column 'reward'.*'rewards'"),
     ],
 )

@@ -312,7 +312,7 @@ class ProgramFunctions:
         given = f"a tensor of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)[:80]
         raise ConfigError(
             f"{self.spec.policy_class.__name__}.loss must return a scalar tensor, or a list of "
-            f"them where it has several networks or optimizers; got {given}. Return a mean over "
+            f"them if it has several networks or optimizers; got {given}. Return a mean over "
             'the rows, such as masked_mean(x, train_batch["loss_mask"]), computed by TensorFlow.'
         )
 
