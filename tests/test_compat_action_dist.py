@@ -323,7 +323,7 @@ def test_one_that_draws_by_itself_acts_through_tensorflow_and_says_so(caplog, tm
     np.testing.assert_array_equal(means.actions, means.extras["action_dist_inputs"])
     first, second = (policy.compute_actions(FIVE).actions for _ in range(2))
     assert not np.array_equal(first, second)
-    with pytest.raises(ExportError, match=r"gives other"):
+    with pytest.raises(ExportError, match=r"returns other"):
         policy.export_model(tmp_path)
 
 

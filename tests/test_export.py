@@ -508,8 +508,8 @@ def halved(spec):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (out_of_the_folder, "which is no file beside it"),
-        (absolute, "which is no file beside it"),
+        (out_of_the_folder, "which is not a file in its folder"),
+        (absolute, "which is not a file in its folder"),
         (endless, "arrays of 1000000000000 numbers"),
         (of_objects, "arrays of 'O'"),
         (noisy, r"noise of \[600000, 600000\] numbers per row; .* at most 1000000"),

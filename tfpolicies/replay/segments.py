@@ -30,7 +30,7 @@ class Segments:
         self._homes: dict[int, Home] = {}  # of complete segments, by the number of the first row
 
     def of(self, first: int, stop: int, arrays: Callable[[int, int], Arrays]) -> Numbered:
-        """Returns the segments that contain the rows from `first` to `stop`, with their first numbers.
+        """Returns the segments with the rows from `first` to `stop`, each with its first number.
 
         Args:
             first: the oldest row.
