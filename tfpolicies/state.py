@@ -62,12 +62,11 @@ class StateLayout:
     """The order, shapes and dtypes of the variables of all policies with the same Program.
 
     Args:
-        slots: the variables; their order within a segment is the order in memory.
+        slots: the variables, in the order of the memory within their segment.
         idle: the keys of variables that nothing reads, so that they are not weights.
         networks: the names of the networks, the one that acts first.
 
     Attributes:
-        slots: the argument.
         acting: the variables that acting reads.
         acting_pieces: the buffers that hold variables of `acting`.
         networks: the parts that are networks.
@@ -120,7 +119,6 @@ class StateLayout:
             self.num_bytes = stop + -stop % _ALIGNMENT
 
     def of(self, *parts: str) -> tuple[Slot, ...]:
-        """Returns the slots of some parts, in order."""
         return tuple(slot for slot in self.slots if slot.part in parts)
 
     def weights(self, *parts: str) -> tuple[Slot, ...]:
@@ -134,7 +132,7 @@ class StateLayout:
         return [(name, f"{source}/{name.partition('/')[2]}") for name in names]
 
     def segments(self, *parts: str) -> list[str]:
-        """Returns the names of some parts' segments, in the order of their first slot."""
+        """Returns the segment names of some parts, in the order of their first slot."""
         return [name for name in self.sizes if name.partition("/")[0] in parts]
 
     def allocate(self) -> np.ndarray:
@@ -295,7 +293,6 @@ class PolicyState:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """One view per variable, by key."""
         found = self._arrays
         if found is None:
             with self.lock:
@@ -328,7 +325,6 @@ class PolicyState:
 
     @property
     def is_in_memory(self) -> bool:
-        """Returns whether the variables can be read without the pager."""
         return self._memory is not _NOTHING
 
     def page_in(self, memory: np.ndarray) -> None:
@@ -345,11 +341,7 @@ class PolicyState:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Holds the lock for a change of the variables.
-
-        Raises:
-            FrozenPolicyError: if the policy is frozen; nothing is changed then.
-        """
+        """Holds the lock for a change of the variables; raises a `FrozenPolicyError` if frozen."""
         with self.lock:
             self.require_changeable()
             if self.ahead is not None and self.learning_rng is self.rng:
@@ -357,7 +349,6 @@ class PolicyState:
             yield
 
     def require_changeable(self) -> None:
-        """Raises a `FrozenPolicyError` if the policy is frozen."""
         if self.frozen_as is not None:
             raise FrozenPolicyError(
                 f"The policy {self.frozen_as!r} is frozen: it can act, but cannot learn or change "
@@ -365,11 +356,7 @@ class PolicyState:
             )
 
     def copy(self, rng: np.random.Generator | None = None) -> PolicyState:
-        """Returns an independent state with the same variables, hyper-parameters and counters.
-
-        Args:
-            rng: the generator of the copy; None shares that of this state.
-        """
+        """Returns an independent copy; it shares the generator if `rng` is None."""
         twin = PolicyState.__new__(PolicyState)
         with self.lock:
             self.settle()
@@ -384,11 +371,7 @@ class PolicyState:
         return twin
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Overwrites the named variables; the caller has checked keys and shapes.
-
-        Raises:
-            FrozenPolicyError: if the policy is frozen.
-        """
+        """Overwrites the named variables; the caller has checked keys and shapes."""
         with self.changing():
             for key, value in arrays.items():
                 self.arrays[key][...] = value
@@ -397,11 +380,7 @@ class PolicyState:
     def follow(self, tau: float, of: Collection[str] | None = None) -> None:
         """Moves target networks towards their networks: t <- tau s + (1 - tau) t.
 
-        Integer variables are copied.
-
-        Args:
-            tau: in [0, 1].
-            of: the networks whose target networks move; None for all.
+        Integer variables are copied. `of` limits this to the target networks of some networks.
         """
         with self.changing():
             for follower in self.layout.followers:

@@ -37,13 +37,8 @@ def agreement(
     """Compares greedy actions of an artefact to those of its policy.
 
     Other inputs of the policy are random: earlier steps, and recurrent states that the policy
-    reaches within three steps.
-
-    Args:
-        run: `run(signature, inputs)` returns the artefact's outputs by name.
-        program: the Program of the exported policy.
-        state: the state of the exported policy.
-        observations: one array `[N, *shape]` per leaf; None for 1000 random ones.
+    reaches within three steps. `run(signature, inputs)` returns the artefact's outputs by name.
+    `observations` are one array `[N, *shape]` per leaf; None for 1000 random ones.
     """
     rows = ROWS if observations is None else len(observations[0])
     comparison = Comparison(run, program, state)
@@ -65,11 +60,7 @@ def agreement(
 
 
 def checked_observations(program: Program, observations: Structure) -> list[np.ndarray]:
-    """Returns the caller's observations as one array `[N, *shape]` per leaf.
-
-    Raises:
-        ExportError: if a part is missing or has another shape, or there is no row.
-    """
+    """Returns the caller's observations as one array `[N, *shape]` per leaf."""
     found = [_leaf(observations, leaf) for leaf in program.ports.obs_leaves]
     if not len(found[0]) or len({len(array) for array in found}) > 1:
         raise ExportError(

@@ -82,11 +82,7 @@ def export_policy(
 
 
 def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: bool) -> str:
-    """Returns the format that the arguments select.
-
-    Raises:
-        ExportError: if there is no such format, or they select several.
-    """
+    """Returns the format that the arguments select."""
     if litert not in (False, True, *WEIGHTS):
         raise ExportError(
             f"litert must be True or the dtype of stored weights, one of {list(WEIGHTS)}, got "
@@ -138,12 +134,7 @@ def _forms_in(folder: Path) -> set[str]:
 
 
 def _export_around(folder: Path, form: str) -> tuple[Path, str | None]:
-    """Returns the export that contains a folder, and its format; None for the format without one.
-
-    Args:
-        folder: absolute.
-        form: of the export to be written there.
-    """
+    """Returns the export that contains a folder, and its format; None for the format if none."""
     for place in (folder, *folder.parents[:2]):
         found = form_of(place / SPEC_FILE)
         if found in _VERSIONED:

@@ -32,13 +32,6 @@ def export_litert(job: ExportJob) -> ExportResult:
     export are replaced. Weights of "float32" are verified to rounding. For "float16" and "int8" the
     result has the differences of outputs and the share of equal actions.
 
-    Args:
-        job: the export; its observations are a batch `[N, ...]`, nested as the space is, to compare
-            actions, or None for 1000 random ones.
-
-    Returns:
-        The path of `model.tflite` and its agreement with the policy.
-
     Raises:
         MissingPackageError: if `ai-edge-litert` is not installed.
         ExportError: if it cannot be converted (the message names the operation) or written, or
@@ -79,11 +72,7 @@ def _require_litert() -> None:
 
 
 def _converted(serving: Serving, weights: str) -> bytes:
-    """Returns the greedy signature as a LiteRT model.
-
-    Raises:
-        ExportError: if LiteRT does not support an operation; the message names it.
-    """
+    """Returns the greedy signature as a LiteRT model."""
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
         [serving.signatures[GREEDY]], serving.module
     )

@@ -32,12 +32,6 @@ def export_onnx(job: ExportJob) -> ExportResult:
     Also writes `policy_spec.json` and `play.py`, a client that needs only NumPy and ONNX Runtime.
     Files of an earlier export are replaced.
 
-    Args:
-        job: the export.
-
-    Returns:
-        The path of `model.onnx` and the agreement of both graphs with the policy.
-
     Raises:
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
         ExportError: if it cannot be written or differs from the policy; the folder is then
@@ -59,13 +53,7 @@ def export_onnx(job: ExportJob) -> ExportResult:
 
 @contextlib.contextmanager
 def onnx_staging(job: ExportJob) -> Iterator[Path]:
-    """Yields a folder for the ONNX files of a job, if ONNX can be written here.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: for any other error in the block.
-        ForkError: if this process was forked after TensorFlow had started.
-    """
+    """Yields a folder for the ONNX files of a job; any error in the block is an `ExportError`."""
     _require("tf2onnx", "onnx", "onnxruntime")
     require_tensorflow()
     what = f"ONNX (opset {job.opset})"
@@ -76,15 +64,8 @@ def onnx_staging(job: ExportJob) -> Iterator[Path]:
 def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: object) -> Parity:
     """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` of a job, verified.
 
-    Args:
-        job: the export.
-        others: additional files, by name.
-        **entries: additional entries of `policy_spec.json`.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: for any other error; the folder is then unchanged.
-        ForkError: if this process was forked after TensorFlow had started.
+    `others` are additional files by name, `entries` additional entries of `policy_spec.json`.
+    Raises as `export_onnx` does.
     """
     with onnx_staging(job) as folder:
         serving = Serving(job.program, job.state)
@@ -101,11 +82,7 @@ def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: object) -
 
 
 def checked_opset(opset: int) -> int:
-    """Returns an ONNX opset as an integer, if it is in `OPSETS`.
-
-    Raises:
-        ExportError: if it is not.
-    """
+    """Returns an ONNX opset as an integer; raises an `ExportError` unless it is in `OPSETS`."""
     try:
         number = operator.index(opset)
     except TypeError:
@@ -136,14 +113,7 @@ def onnx_model(
     outputs: Sequence[ServingPort],
     opset: int = OPSET,
 ) -> bytes:
-    """Converts a function of tensors to a serialised ONNX model.
-
-    Args:
-        function: takes a tensor per input, and returns one per output.
-        inputs: the input ports, in order.
-        outputs: the output ports, in order.
-        opset: the version of ONNX's operators.
-    """
+    """Converts a function from a tensor per input to one per output, to a serialised ONNX model."""
     import onnx
 
     specs = [port.tensor_spec for port in inputs]

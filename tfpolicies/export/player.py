@@ -560,7 +560,6 @@ _NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] 
 
 
 def _nested(space: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
-    """Nests one value per leaf as the record of a space."""
     if space["type"] == "Dict":
         return {key: _nested(sub, leaves) for key, sub in space["spaces"]}
     if space["type"] == "Tuple":
@@ -1128,7 +1127,6 @@ def _try(seconds: float, memory: int) -> None:
 
 
 def _trial_input(port: onnxruntime.NodeArg) -> np.ndarray:
-    """Returns ones for an input: 16 rows, and size 1 for other dynamic axes."""
     sizes = [size if isinstance(size, int) else 1 for size in port.shape]
     if sizes and not isinstance(port.shape[0], int):
         sizes[0] = _TRIAL_ROWS

@@ -54,7 +54,6 @@ class ServingPort(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in the signature."""
         return self.port.name
 
     @property

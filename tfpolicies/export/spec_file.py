@@ -18,11 +18,7 @@ _LARGEST = 1 << 24  # bytes
 def form_of(spec: Path) -> str | None:
     """Returns the format of an export: its layout for an engine, or else its kind of artefact.
 
-    Args:
-        spec: its `policy_spec.json`.
-
-    Returns:
-        For example "triton", "onnx" or "saved_model"; None if there is no file or no such entry.
+    For example "triton", "onnx" or "saved_model"; None if there is no file or no such entry.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
         told = json.loads(read_regular(spec, _LARGEST))

@@ -64,11 +64,7 @@ def _make_staging(place: Path) -> Path:
 
 
 def place_whole(staged: Path, target: Path) -> bool:
-    """Moves a folder to `target` by one rename, unless that exists.
-
-    Returns:
-        Whether it was moved; if not, nothing was changed.
-    """
+    """Moves a folder to `target` by one rename; returns False, without changes, if that exists."""
     if target.exists():
         return False
     sync_tree(staged)
@@ -83,11 +79,7 @@ def place_whole(staged: Path, target: Path) -> bool:
 
 
 def place_version(staged: Path, target: Path) -> Path:
-    """Moves a folder to `target/<n>`, where n is one more than the highest there, from 1.
-
-    Returns:
-        The new path.
-    """
+    """Moves a folder to `target/<n>`, n being one more than the highest; returns the path."""
     sync_tree(staged)
     while True:
         place = target / str(newest_version(target) + 1)

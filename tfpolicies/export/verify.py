@@ -97,11 +97,7 @@ class Parity(NamedTuple):
 
 
 def verify_saved_model(folder: Path, program: Program, state: PolicyState) -> Parity:
-    """Loads the SavedModel in `folder` and compares it to a Program and a state.
-
-    Raises:
-        ExportError: if it cannot be run, lacks a name, or returns other numbers.
-    """
+    """Loads the SavedModel in `folder` and compares it to a Program and a state; see `verify`."""
     try:
         with link_without_wildcards(folder) as readable, tf.device(CPU):
             signatures = tf.saved_model.load(str(readable)).signatures
@@ -117,21 +113,13 @@ def verify_saved_model(folder: Path, program: Program, state: PolicyState) -> Pa
 
 
 def verify_onnx(folder: Path, program: Program, state: PolicyState) -> Parity:
-    """Runs the ONNX files in `folder` and compares them to a Program and a state.
-
-    Raises:
-        ExportError: if one cannot be run, lacks a name, or returns other numbers.
-    """
+    """Runs the ONNX files in `folder` and compares them to a Program and a state; see `verify`."""
     steps = {signature: onnx_step(folder / name) for signature, name in ONNX_FILES.items()}
     return verify(lambda signature, inputs: steps[signature](inputs), program, state)
 
 
 def onnx_step(path: Path) -> Step:
-    """Returns a function that runs an ONNX file, from inputs to outputs by name.
-
-    Raises:
-        ExportError: if ONNX Runtime cannot load it.
-    """
+    """Returns a function that runs an ONNX file, from inputs to outputs by name."""
     try:
         session = cpu_session(path.read_bytes(), threads=0)
     except Exception as error:
@@ -178,12 +166,7 @@ def verify(
 
 
 def by_steps(step: Step, program: Program) -> Runner:
-    """Returns a `run` function for sequences, from a stepwise artefact.
-
-    Args:
-        step: returns the artefact's outputs by name, `[B, ...]` each, for inputs `[B, ...]`.
-        program: the Program of the exported policy.
-    """
+    """Returns a `run` function for sequences, from a `step` function for inputs `[B, ...]`."""
     if not program.ports.is_recurrent:
         return lambda signature, inputs: step(inputs)
     names = {port.name: port.name.replace("_in_", "_out_") for port in program.ports.states}
@@ -210,20 +193,13 @@ def _where(flags: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
 
 
 def _stack(steps: Sequence[Arrays]) -> Arrays:
-    """Returns outputs of steps, `[B, ...]` each, as `[B, T, ...]`."""
     return {name: np.stack([each[name] for each in steps], axis=1) for name in steps[0]}
 
 
 class Comparison:
-    """Compares one signature of an artefact to the policy.
+    """Compares one signature of an artefact to the policy; see `verify`.
 
-    Args:
-        run: see `verify`.
-        program: see `verify`.
-        state: see `verify`.
-        signature: its name.
-        tolerance: see `verify`.
-        double: returns the policy in double precision; called if a difference may be rounding.
+    `double` returns the policy in double precision; it is called if a difference may be rounding.
 
     Attributes:
         signature: its name.
@@ -259,11 +235,7 @@ class Comparison:
         self.differences: dict[str, Difference] = {}
 
     def try_all(self) -> None:
-        """Compares all batches.
-
-        Raises:
-            ExportError: naming the output that differs and by how much.
-        """
+        """Compares all batches; raises an `ExportError` that names the output that differs."""
         is_recurrent = self._program.ports.is_recurrent
         for count, steps in _SEQUENCES if is_recurrent else [(n, 1) for n in _ROWS]:
             inputs = self.drawn(count, steps)
@@ -305,10 +277,8 @@ class Comparison:
     ) -> tuple[Arrays, Arrays]:
         """Returns the outputs of artefact and policy by name, with only the valid steps, as rows.
 
-        Args:
-            inputs: from `drawn`.
-            lengths: the number of valid steps of each sequence, `[B]`.
-            noise: `[B, T, k]`; used only by the signature that samples.
+        `lengths` `[B]` are the valid steps of each sequence; only the signature that samples uses
+        the noise `[B, T, k]`.
         """
         ports, (count, steps) = self._program.ports, inputs[0].shape[:2]
         valid = np.arange(steps) < lengths[:, None]
@@ -385,13 +355,7 @@ class Comparison:
     ) -> Arrays:
         """Returns the greedy outputs of the policy, `[B, T, ...]`; `[B, ...]` if not recurrent.
 
-        Of the noise `[B, T, k]` it uses the columns of its network.
-
-        Args:
-            inputs: from `drawn`.
-            lengths: the number of valid steps of each sequence, `[B]`.
-            noise: `[B, T, k]`.
-            run: acts one step; see `Runtime.run`.
+        Of the noise `[B, T, k]` it uses the columns of its network. `run` acts one step.
         """
         program, explorer = self._program, self._program.spec.explorer
         obs, seen, memory = program.ports.split(inputs)
@@ -453,13 +417,8 @@ class Comparison:
     ) -> None:
         """Records the difference of one output, if it is not larger than allowed.
 
-        Args:
-            name: of the output.
-            given: the artefact's.
-            right: the policy's.
-            scale: for relative differences, of each number.
-            is_computed: whether the network computes it; otherwise `right` is computed from outputs
-                of the artefact.
+        `scale` is for relative differences, of each number. If the network does not compute the
+        output (`is_computed`), `right` is computed from outputs of the artefact.
         """
         other, tolerance = f"returns other {name} than the policy", self._tolerance
         if given.dtype.kind != "f" and tolerance < np.inf:
@@ -492,11 +451,7 @@ class Comparison:
         )
 
     def _judge(self, name: str) -> None:
-        """Compares an output of all batches, and the policy's own, to double precision.
-
-        Raises:
-            ExportError: if the artefact's error is larger than rounding explains.
-        """
+        """Compares an output of all batches, and the policy's own, to double precision."""
         error = own_error = 0.0
         found = self.differences[name]
         for ours, wanted, exact in self._batches:
@@ -586,7 +541,6 @@ def _random_view(view: View, rows: int, rng: np.random.Generator) -> list[np.nda
 
 
 def _random_action(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws normalised actions."""
     if is_float_box(leaf.space):
         return rng.uniform(-1.0, 1.0, (rows, *leaf.shape)).astype(leaf.dtype)
     return _random_choices(leaf, rows, rng).astype(leaf.dtype)

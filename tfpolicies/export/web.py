@@ -66,7 +66,6 @@ class WebPage(NamedTuple):
         return cls(entries, tuple(files.values()))
 
     def files(self) -> dict[str, bytes]:
-        """Returns the content of all files of the page, by name."""
         sources = [*self.copied, *(_PAGE / name for name in PAGE_FILES)]
         return {source.name: source.read_bytes() for source in sources}
 

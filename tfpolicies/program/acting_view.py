@@ -116,11 +116,7 @@ class ActingView:
         return {"obs_batch": given["obs"], "state_batches": self._states, "input_dict": given}
 
     def choose(self, view: Any, **given: Any) -> Chosen:
-        """Calls `action_sampler_fn` of a class with `noise`, `params` and `explorer`.
-
-        Raises:
-            ConfigError: if its results have wrong shapes.
-        """
+        """Calls `action_sampler_fn` of a class with `noise`, `params` and `explorer`."""
         if self._network.ports.noise_size:
             self._input_dict[NOISE] = given["noise"][:, : self._network.ports.noise_size]
         with self._network.with_weights(self._weights):
@@ -139,9 +135,6 @@ class ActingView:
         """Returns the log-probability of actions, nested as their space is, float32 `[N]`.
 
         Their distribution is the result of `action_distribution_fn` of a class.
-
-        Raises:
-            ConfigError: if the class defines only how actions are sampled.
         """
         owner = self._spec.policy_class
         if owner._overrides("action_sampler_fn") and not owner._overrides("action_distribution_fn"):
@@ -154,5 +147,4 @@ class ActingView:
             return distribution_of(view, self._model, *found[:2]).logp(actions)
 
     def values(self) -> tf.Tensor:
-        """Returns the values `[N]` of the last call of the model."""
         return self._model.value_function()

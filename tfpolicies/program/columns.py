@@ -77,11 +77,9 @@ class LearnBatch:
         return np.flatnonzero((first >= start) & (first < stop)).astype(np.int32)
 
     def taken(self, items: np.ndarray) -> Any:
-        """Returns some items of all columns."""
         return tf.nest.map_structure(lambda column: column[items], self.columns)
 
     def rows_of(self, items: np.ndarray) -> int:
-        """Returns the number of rows of some items."""
         return int(self.columns[SEQ_LENS][items].sum()) if self._is_recurrent else len(items)
 
     def placed(self, capacity: int, place: Callable[[Any], Any]) -> Any:
@@ -98,13 +96,7 @@ class LearnBatch:
 
 
 class BatchReader:
-    """Reads the columns of a loss from batches.
-
-    Args:
-        spec: of the Program.
-        ports: its inputs of acting.
-        signature: of its loss.
-    """
+    """Reads the columns of a loss from batches."""
 
     def __init__(self, spec: ProgramSpec, ports: InputPorts, signature: LearnerSignature) -> None:
         self._spec = spec
@@ -228,7 +220,6 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
 
 
 def _drop_empty_sequences(columns: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out sequences of length 0 and their recurrent state."""
     has_rows = np.asarray(columns.get(SEQ_LENS, ())) > 0
     if has_rows.all():
         return columns

@@ -17,12 +17,7 @@ CPU = "/cpu:0"
 
 
 def learner_device(num_gpus: float, present: int | None = None) -> str:
-    """Returns the device for learning: `"/gpu:0"` if a GPU is configured and present.
-
-    Args:
-        num_gpus: the configured number of GPUs, from 0 to 1.
-        present: the number of GPUs; None gets it from TensorFlow.
-    """
+    """Returns `"/gpu:0"` if a GPU is configured and present, else the CPU."""
     if not num_gpus:
         return CPU
     if present is None:
@@ -64,15 +59,10 @@ _NOT_GATHERED = (tf.uint8, tf.int8, tf.uint16, tf.int16)
 
 
 def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
-    """Returns rows `[mb, ...]` of a column `[N, ...]`.
+    """Returns rows `[mb, ...]` of a column `[N, ...]`, for learning on a device.
 
     TensorFlow does not gather bytes on a GPU: for each minibatch it would copy the whole column to
     the CPU, and the gathered rows back. So bytes are gathered as 32-bit words.
-
-    Args:
-        column: of any type.
-        rows: int32 `[mb]`.
-        device: the device for learning.
     """
     words, rest = divmod(column.dtype.size * math.prod(column.shape[1:]), 4)
     if device == CPU or column.dtype not in _NOT_GATHERED or rest:

@@ -62,14 +62,8 @@ def first_term(
 ) -> tuple[str, float] | None:
     """Runs the loss of one minibatch untraced; returns the first term that is not finite.
 
-    Args:
-        functions: their resident variables hold the state, and are changed.
-        state: before the update.
-        columns: of the minibatch.
-        inputs: the other inputs of the minibatch, `[1, ...]`.
-
-    Returns:
-        The name and the value; None if all terms of the update are finite.
+    The resident variables of `functions` must hold the state, and are changed. Returns None if all
+    terms are finite.
     """
     return next(filter(None, map(first_bad, _parts(functions, state, columns, inputs))), None)
 

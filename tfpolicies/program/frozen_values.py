@@ -46,13 +46,7 @@ def warn_of_frozen_draws(name: str, *code: Callable[..., Any]) -> Iterator[None]
 
 
 def warn_of_frozen_numbers(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warns once for each attribute that traced code sets to a number instead of a tensor.
-
-    Args:
-        name: of the code, for the message.
-        before: the attributes of `self` before it ran.
-        now: the attributes after it ran.
-    """
+    """Warns once for each attribute of `self` that traced code sets to a number, not a tensor."""
     if tf.executing_eagerly():
         return
     for attribute, value in now.items():

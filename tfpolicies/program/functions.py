@@ -255,13 +255,9 @@ class ProgramFunctions:
         *,
         in_turn: bool = False,
     ) -> Differentiated:
-        """Differentiates the loss of one minibatch without padding.
+        """Differentiates the loss of one minibatch without padding, whose inputs are `[1, ...]`.
 
-        Args:
-            hyper: the hyper-parameters `[H]`.
-            columns: the minibatch, `[mb, ...]` each.
-            inputs: the other inputs of the minibatch, `[1, ...]`.
-            in_turn: whether optimizers step as in an update; see `loss_and_gradients`.
+        With `in_turn`, optimizers step as in an update; see `loss_and_gradients`.
         """
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         rows, now = self.loss_columns(columns, weights), inputs.at(0)
@@ -286,11 +282,7 @@ class ProgramFunctions:
         return self._scalar(self._run(loss)) if callable(loss) else loss
 
     def _run(self, code: Callable[[], Any]) -> Any:
-        """Runs code of the class.
-
-        Raises:
-            ConfigError: if it needs the value of a tensor, which is unknown while tracing.
-        """
+        """Runs code of the class; explains errors about values of tensors, unknown in a trace."""
         try:
             return code()
         except tf.errors.OperatorNotAllowedInGraphError as error:
@@ -302,11 +294,6 @@ class ProgramFunctions:
             ) from error
 
     def _scalar(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns a loss of the class as a scalar.
-
-        Raises:
-            ConfigError: unless it is a tensor of one number.
-        """
         if tf.is_tensor(loss) and loss.dtype.is_floating and loss.shape.num_elements() in (1, None):
             return tf.reshape(loss, [])
         given = f"a tensor of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)[:80]
@@ -323,12 +310,7 @@ class ProgramFunctions:
         return loss + tf.add_n(own) if own else loss
 
     def loss_view(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
-        """Returns the `self` of the class's code in one update.
-
-        Args:
-            hyper: the hyper-parameters `[H]`, or H scalars.
-            inputs: the other inputs of the minibatch.
-        """
+        """Returns the `self` of the class's code in one update."""
         result = self.spec.view(hyper)
         context: TracedContext = result._context
         context.networks, context.target_networks = {}, {}
@@ -470,12 +452,7 @@ class ProgramFunctions:
         return self.optimizer.by_variable(result.pairs), stats, dict(result.fetches)
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
-        """Returns a minibatch as rows for the loss, with its `loss_mask`.
-
-        Args:
-            columns: `[mb, ...]` each; sequences `[mb, T, ...]` for recurrent models.
-            weights: float32 `[mb]`, 0 for padding.
-        """
+        """Returns a minibatch of rows or sequences as rows for the loss, with its `loss_mask`."""
         if not self.network.ports.is_recurrent:
             return {**columns, LOSS_MASK: weights}
         steps = self.spec.time_steps

@@ -24,11 +24,9 @@ class StepInputs(NamedTuple):
     active_optimizers: Any = ()  # [K, O]: 0 for optimizers that skip the minibatch
 
     def map(self, function: Callable[[Any], Any]) -> StepInputs:
-        """Returns the results of a function for each input that is used."""
         return StepInputs(*[x if isinstance(x, tuple) else function(x) for x in self])
 
     def at(self, i: tf.Tensor | int) -> StepInputs:
-        """Returns the inputs of one minibatch."""
         return self.map(lambda x: x[i])
 
 

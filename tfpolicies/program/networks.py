@@ -105,10 +105,7 @@ def resident_slots(
 ) -> dict[Slot, Any]:
     """Returns all variables by their slots in a state, in its order.
 
-    Args:
-        networks: by name, the one that acts first.
-        filters: the variables that normalise observations.
-        learners: the variables of each network's optimizers, by the name of the network.
+    The variables of optimizers (`learners`) are given by the name of their network.
     """
     found: dict[Slot, Any] = {}
 
@@ -160,9 +157,7 @@ def layout_of(networks: Mapping[str, ResidentNetwork], slots: Sequence[Slot]) ->
 def follow(networks: Mapping[str, ResidentNetwork], rate: tf.Tensor) -> None:
     """Moves all target networks in place: t <- rate s + (1 - rate) t; integer variables are copied.
 
-    Args:
-        networks: by name.
-        rate: float32, in [0, 1]; 0 changes nothing.
+    A rate of 0 changes nothing.
     """
     for each in networks.values():
         if each.follower is None:

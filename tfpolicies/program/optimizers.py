@@ -67,7 +67,6 @@ class Optimizers:
 
     @property
     def network_names(self) -> list[str]:
-        """The network of each optimizer."""
         return [each.network for each in self._all]
 
     @property
@@ -80,16 +79,11 @@ class Optimizers:
         return [update % each.plan.every == 0 for each in self._all]
 
     def set_learning_rates(self, rates: Mapping[str, tf.Tensor]) -> None:
-        """Sets the learning rate of each optimizer from the hyper-parameters."""
         for each in self._all:
             each.optimizer.learning_rate.assign(rates[each.plan.lr])
 
     def losses(self, loss: tf.Tensor | Sequence[tf.Tensor]) -> list[Any]:
-        """Returns the loss of each optimizer; a single loss is used for all networks.
-
-        Raises:
-            ConfigError: unless there is one for each.
-        """
+        """Returns the loss of each optimizer; a single loss is used for all networks."""
         listed = isinstance(loss, list | tuple)
         found = list(loss) if listed else [loss]
         if not listed and len(set(self.network_names)) == len(self._all):
@@ -108,9 +102,7 @@ class Optimizers:
     ) -> list[TapeOptimizer]:
         """Returns the `optimizer` arguments of hooks, one for each optimizer; see `hooked`.
 
-        Args:
-            tape: on which the loss was computed; None if gradients are given.
-            takes: for each, 0/1, whether it applies the update; None: all do.
+        The tape is None if gradients are given; `takes` has 0/1 flags of the optimizers that step.
         """
         flags = [None] * len(self._all) if takes is None else takes
         return [
@@ -123,11 +115,7 @@ class Optimizers:
         return items if self.are_several else items[0]
 
     def by_variable(self, pairs: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the gradients of `(gradient, variable)` pairs in the order of `differentiated`.
-
-        Args:
-            pairs: a list of them; for several losses, a list of lists. Missing ones become zeros.
-        """
+        """Returns the gradients of pairs in the order of `differentiated`, zeros for missing ones."""
         parts = zip(pairs if self.are_several else [pairs], self._all, strict=True)
         gradients = [x for part, each in parts for x in by_variable(part, each.variables)]
         return [tf.convert_to_tensor(x) for x in gradients]
@@ -135,11 +123,7 @@ class Optimizers:
     def with_pairs(
         self, gradients: Sequence[tf.Tensor], takes: tf.Tensor | None = None
     ) -> tuple[Any, Any]:
-        """Returns `apply_gradients_fn`'s arguments for gradients in the order of `differentiated`.
-
-        These are the `optimizer`, without a tape, and the `(gradient, variable)` pairs; both are
-        lists for several losses.
-        """
+        """Returns `apply_gradients_fn`'s arguments for gradients in `differentiated`'s order."""
         given, pairs = iter(gradients), []
         for each in self._all:
             pairs.append([(next(given), variable) for variable in each.variables])

@@ -40,13 +40,6 @@ class ActLayout(NamedTuple):
 
     @classmethod
     def of(cls, spec: ProgramSpec, states: Sequence[Port], extras: Sequence[Port]) -> ActLayout:
-        """Returns the layout of a `ProgramSpec`.
-
-        Args:
-            spec: the spec.
-            states: the input ports of the recurrent state.
-            extras: the outputs that the policy class adds.
-        """
         env_actions = leaf_ports("env_actions", spec.action_leaves)
         env_actions = tuple(
             port._replace(dtype=np.dtype(leaf.space.dtype))
@@ -71,7 +64,6 @@ class ActLayout(NamedTuple):
         return [*self.actions, *self.env_actions, *fixed, *values, *self.states, *self.extras]
 
     def flatten(self, outputs: ActOutputs) -> list[Any]:
-        """Returns the outputs in the order of `ports`."""
         floats = [outputs.logp, outputs.prob, outputs.dist_inputs]
         values = [] if outputs.values is None else [outputs.values]
         extras = [outputs.extras[name] for name in self.extra_names]
@@ -79,7 +71,6 @@ class ActLayout(NamedTuple):
         return [*head, *floats, *values, *outputs.states, *extras]
 
     def unflatten(self, arrays: Sequence[Any]) -> ActOutputs:
-        """Inverts `flatten`."""
         count = len(self.actions)
         fixed = 2 * count
         states = fixed + 3 + self.with_value
@@ -115,13 +106,7 @@ class ActLayout(NamedTuple):
         return self.unflatten([*arrays[:count], *env_actions, *columns, *arrays[acted + 1 :]])
 
     def one_of(self, outputs: ActOutputs, index: int, rows: int) -> ActOutputs:
-        """Returns the outputs of one of P stacked states: the first `rows` rows, as views.
-
-        Args:
-            outputs: arrays `[P, N, ...]`.
-            index: of the state.
-            rows: at most N.
-        """
+        """Returns the first `rows` rows of one of P stacked states, as views."""
         return self.unflatten([array[index, :rows] for array in self.flatten(outputs)])
 
     def first_difference(
@@ -130,12 +115,8 @@ class ActLayout(NamedTuple):
         """Returns name and largest difference of the first output that differs, or None.
 
         Equal infinities do not differ. `prob` is compared to `exp(logp)` of the same outputs, up to
-        the largest float32: it magnifies the rounding of large densities.
-
-        Args:
-            ours: NumPy outputs.
-            wanted: the expected outputs.
-            tolerance: the allowed difference, relative to an output's largest number, or to 1.
+        the largest float32: it magnifies the rounding of large densities. The tolerance is relative
+        to an output's largest number, or to 1.
         """
         largest = np.finfo(np.float32).max
         with np.errstate(over="ignore"):

@@ -49,11 +49,6 @@ def with_own_loss(
     Columns that the model reads count as read by the loss, except for the mask: if the model does
     not weigh rows by it, `batch.ignores_mask` is set.
 
-    Args:
-        network: that computed the loss.
-        loss: of the policy class; a list for classes with several.
-        batch: the loss's batch.
-
     Raises:
         ConfigError: if a loss is a function, so that its value is not known yet.
         ModelError: if the model returns anything but losses, or creates variables.
@@ -82,11 +77,7 @@ def with_own_loss(
 
 
 def own_stats(network: Network) -> dict[str, tf.Tensor]:
-    """Returns the metrics of the network's model, float32 scalars, under `PREFIX` and a name.
-
-    Raises:
-        ModelError: if one is not a single number.
-    """
+    """Returns the metrics of the network's model, float32 scalars, under `PREFIX` and a name."""
     model = users_model(network.model)
     custom_metrics = getattr(model, "custom_metrics", None)
     if custom_metrics is None:

@@ -23,5 +23,4 @@ class Pace:
         return 1 if seconds is None else max(1, int(_GOAL / seconds))
 
     def took(self, size: int, count: int, seconds: float) -> None:
-        """Records the duration of a call with `count` minibatches."""
         self._seconds[size] = max(seconds, 1e-9) / count

@@ -83,7 +83,6 @@ class Program:
 
     @property
     def has_values(self) -> bool:
-        """Returns whether the network estimates values."""
         return self.spec.with_value
 
     def new_state(
@@ -138,11 +137,7 @@ class Program:
 
 
 class _States:
-    """Creates the states of policies with the same Program.
-
-    Args:
-        functions: their variables must have their initial values.
-    """
+    """Creates the states of policies with the same Program, whose variables have initial values."""
 
     def __init__(self, functions: ProgramFunctions) -> None:
         self._layout, self._spec = functions.layout, functions.spec
@@ -161,7 +156,6 @@ class _States:
     def new(
         self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: keras.Model | None
     ) -> PolicyState:
-        """Returns a new state; see `Program.new_state`."""
         state = PolicyState(self._layout, hyper, np.random.default_rng(rng_seed))
         if self._spec.learning_draws_apart:
             state.draw_apart()

@@ -169,12 +169,10 @@ class ProgramSpec:
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of the observation space, masks included."""
         return leaves(self.observation_space)
 
     @cached_property
     def action_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of the action space."""
         return tuple(self.dist_class.leaves)
 
     @cached_property
@@ -187,14 +185,12 @@ class ProgramSpec:
 
     @cached_property
     def action_mapping(self) -> ActionMapping:
-        """The mapping from normalised actions to those of the environment."""
         return ActionMapping(
             self.action_space, self.static["normalize_actions"], self.static["clip_actions"]
         )
 
     @property
     def with_value(self) -> bool:
-        """Returns whether policies with this spec estimate values."""
         return bool(self.policy_class.wants_value(self.static))
 
     @property
@@ -206,9 +202,7 @@ class ProgramSpec:
         """Returns the hyper-parameters of a config as numbers; None becomes infinity (no limit).
 
         A learning rate schedule gives its first value; the rate of a network is `lr` if it is None.
-
-        Raises:
-            ConfigError: if one of them is not a number.
+        Raises a `ConfigError` for anything but a number.
         """
         values = []
         for name in self.hyperparameters:
@@ -259,17 +253,12 @@ def _check_overrides(policy_class: Any) -> None:
 
 
 def static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that change code or shapes, with all settings of the model.
-
-    Raises:
-        ModelSettingError: if a setting of the model is wrong.
-    """
+    """Returns the settings that change code or shapes, with all settings of the model."""
     static = {key: config[key] for key in policy_class.static_keys}
     return static | {"model": model_settings(config["model"])}
 
 
 def _check_mask(space: gym.Space[Any], dist_class: ActionDistribution) -> None:
-    """Checks that a mask has one number for each choice of the action space."""
     if not has_mask(space):
         return
     size = sum(math.prod(x.shape) for x in leaves(space) if x.path[0] == MASK)
@@ -289,8 +278,7 @@ def program_fingerprint(
     Args:
         spec: of the policy's Program.
         slots: the variables of its state.
-        saved: the hyper-parameters in the checkpoint; those that the class has gained since are not
-            hashed. None for all.
+        saved: the hyper-parameters in the checkpoint, the only ones to be hashed; None for all.
     """
     names = [name for name in spec.hyperparameters if saved is None or name in saved]
     shapes = [(slot.key, list(slot.shape), slot.dtype) for slot in slots]

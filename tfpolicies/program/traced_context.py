@@ -52,27 +52,15 @@ class TracedContext:
 
 
 class ActedModel:
-    """The `self.model` of `extra_action_out_fn`: a model that has been called.
-
-    Args:
-        owner: the name of the policy class, for messages.
-        dist_inputs: float32 `[N, n]`, the output of the model.
-        values: float32 `[N]`; None if the class estimates none.
-    """
+    """The `self.model` of `extra_action_out_fn`: a model that has been called."""
 
     def __init__(self, owner: str, dist_inputs: tf.Tensor, values: tf.Tensor | None) -> None:
         self._owner, self._dist_inputs, self._values = owner, dist_inputs, values
 
     def last_output(self) -> tf.Tensor:
-        """Returns `dist_inputs`."""
         return self._dist_inputs
 
     def value_function(self) -> tf.Tensor:
-        """Returns `values`.
-
-        Raises:
-            ConfigError: if the class estimates none.
-        """
         if self._values is None:
             raise ConfigError(
                 f"{self._owner} estimates no values, so self.values is None in "
@@ -81,7 +69,6 @@ class ActedModel:
         return self._values
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raises an `AttributeError`: the model has been called."""
         self.__getattr__("__call__")
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -22,16 +22,7 @@ class Traces(Counter[str]):
         self._last: dict[str, list[str]] = {}
 
     def note(self, name: str, *inputs: object) -> None:
-        """Counts one run of a function's body.
-
-        Args:
-            name: the function.
-            *inputs: its inputs.
-
-        Raises:
-            RetraceError: if it was traced too often; names the inputs that differ from the last
-                time.
-        """
+        """Counts one run of a function's body; raises a `RetraceError` beyond the limit."""
         self[name] += 1
         if self._limit is None:
             return

@@ -63,7 +63,6 @@ class UpdateCompiler:
         return form_of(work, may_be_plain=automatic, on_cpu=functions.device == CPU)
 
     def learner(self, form: Form, *, fetches: bool, clips: bool) -> Callable[..., Any]:
-        """Returns the compiled `ProgramFunctions.learn`."""
         key = form, fetches, clips
         if key not in self._learners:
             step = self._step(for_xla=form is not Form.PLAIN, clips=clips)
@@ -80,7 +79,6 @@ class UpdateCompiler:
         return self._learners[key]
 
     def _step(self, *, for_xla: bool, clips: bool) -> Any:
-        """Returns the update with one minibatch, traced on first use."""
         if (for_xla, clips) not in self._steps:
             functions, signature = self._runtime.functions, self._signature
             name = "learn_step (XLA)" if for_xla else "learn_step"
@@ -97,6 +95,5 @@ class UpdateCompiler:
 
     @functools.cached_property
     def gradients(self) -> Callable[..., Any]:
-        """The compiled `ProgramFunctions.gradients`."""
         inputs = [self._signature.columns, self._runtime.signatures.step_inputs]
         return self._runtime.compiled(self._runtime.functions.gradients, inputs)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Form(enum.Enum):
-    """How the minibatches of an update run; the value is shown to users."""
+    """Ways to run the minibatches of an update; the value is shown to users."""
 
     PLAIN = "tf.function"
     STEP = "XLA, step by step"  # a plain loop around a compiled step
@@ -51,11 +51,7 @@ _MOST_OPERATIONS = 10_000  # with more, as in unrolled recurrences, XLA takes to
 
 
 def work_of(graph: tf.Graph) -> Work:
-    """Returns the kinds and number of operations of a traced function, including called functions.
-
-    Args:
-        graph: the `FuncGraph` of the function.
-    """
+    """Analyses the `FuncGraph` of a function, including the functions that it calls."""
     kinds = list(_operations(graph))
 
     def has(*patterns: re.Pattern[str]) -> bool:
@@ -71,13 +67,7 @@ def work_of(graph: tf.Graph) -> Work:
 
 
 def form_of(work: Work, *, may_be_plain: bool, on_cpu: bool) -> Form:
-    """Returns the best way to compile an update.
-
-    Args:
-        work: the operations of its step.
-        may_be_plain: whether it may run without XLA.
-        on_cpu: whether it learns on the CPU.
-    """
+    """Returns the best way to compile an update, from the operations of its step."""
     remembers_much = on_cpu and work.remembers and work.weights > _WEIGHTS_OF_STEP
     if work.convolves or remembers_much or work.operations > _MOST_OPERATIONS:
         return Form.PLAIN if may_be_plain else Form.STEP

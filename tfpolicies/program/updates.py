@@ -102,7 +102,7 @@ class Updates:
 
     @property
     def signature(self) -> LearnerSignature:
-        """The columns and statistics of the loss; `discover` must have run."""
+        """The columns and statistics of the loss; call `discover` before."""
         if self._signature is None:
             raise ConfigError("the loss of this Program has not run yet; call `discover` first.")
         return self._signature
@@ -110,8 +110,7 @@ class Updates:
     def discover(self, columns: Mapping[str, Any]) -> None:
         """Runs the loss once on a small batch, to discover its columns and statistics.
 
-        Args:
-            columns: NumPy columns of every name that a batch may have after postprocessing.
+        The batch needs NumPy columns of every name that a batch may have after postprocessing.
         """
         with self._lock:
             if self.is_discovered:
@@ -160,11 +159,7 @@ class Updates:
 
     @ensure_eager()
     def resolve_form(self, state: PolicyState) -> Form:
-        """Decides once how learning is compiled; see `UpdateCompiler.choose_form`.
-
-        Args:
-            state: of a policy of this Program.
-        """
+        """Decides once how learning is compiled; see `UpdateCompiler.choose_form`."""
         if self.form is None:
             self.form = self._compiler.choose_form(state.hyper)
         return self.form
@@ -173,16 +168,7 @@ class Updates:
 
     @contextlib.contextmanager
     def updating(self, state: PolicyState) -> Iterator[None]:
-        """Holds a state and the Program for one update of that state.
-
-        If the block raises, the state's generator is restored.
-
-        Args:
-            state: of a policy of this Program.
-
-        Raises:
-            FrozenPolicyError: if the policy is frozen.
-        """
+        """Holds a state and the Program for one update; restores the generator after errors."""
         with state.changing(), self._lock:
             drawn_before = state.learning_rng.bit_generator.state
             try:
@@ -286,7 +272,6 @@ class Updates:
         return result
 
     def _width(self, state: PolicyState, items: np.ndarray, minibatch_size: int) -> int:
-        """Returns the padded size of a part of a batch."""
         if self.resolve_form(state) is Form.PLAIN:
             return len(items)
         known = max(self.items_of(minibatch_size), self._capacity.get((0, 0), 0))
@@ -466,8 +451,6 @@ class Updates:
 
     @functools.cached_property
     def _squares(self) -> Any:
-        """Computes half the sum of the squares of all numbers of some tensors, a scalar."""
-
         def squares(pieces: Sequence[tf.Tensor]) -> tf.Tensor:
             return tf.add_n([tf.nn.l2_loss(tf.cast(x, tf.float32)) for x in pieces])
 
@@ -480,15 +463,6 @@ class Updates:
         minibatches: Minibatches,
         buffers: Mapping[str, Any],
     ) -> Reason:
-        """Returns why an update with minibatches is not finite.
-
-        Args:
-            state: before the update.
-            batch: of the update.
-            minibatches: of the update.
-            buffers: of its result.
-        """
-
         def repeat(steps: int) -> tuple[PolicyState, bool]:
             copy = state.copy()
             self._runtime.begin_update(copy)
@@ -514,7 +488,6 @@ class Updates:
         inputs: StepInputs,
         buffers: Mapping[str, Any],
     ) -> Reason:
-        """Returns why an update with one minibatch, whose inputs are `[1, ...]`, is not finite."""
         with self._lock, placed(self._functions.device):
             self._eager.begin_update(state)
             term = first_term(self._functions, state, columns, inputs)

@@ -209,14 +209,9 @@ class ModelView:
 def _with_last_row(
     outputs: NetworkOutputs, seq_lens: tf.Tensor, time_steps: tf.Tensor | int
 ) -> NetworkOutputs:
-    """Replaces the outputs for padded rows by those for the last valid row.
+    """Replaces the outputs for padded rows of `[S, T]` sequences by those for the last valid row.
 
     No gradient flows back through padded rows.
-
-    Args:
-        outputs: for S sequences of T steps.
-        seq_lens: int `[S]`.
-        time_steps: T.
     """
     steps = tf.range(time_steps)
     last = tf.maximum(tf.cast(seq_lens, tf.int32) - 1, 0)[:, None]  # [S, 1]
@@ -301,11 +296,7 @@ class TapeOptimizer:
 
 
 def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any]) -> list[Any]:
-    """Returns the gradient of a loss for each variable, None where it is constant.
-
-    Raises:
-        ConfigError: if there are variables, and the loss depends on none of them.
-    """
+    """Returns the gradients of a loss, None where it is constant; raises if all are None."""
     found: list[Any] = tape.gradient(loss, variables)
     if variables and all(gradient is None for gradient in found):
         first = getattr(variables[0], "path", variables[0].name)

@@ -68,7 +68,6 @@ class Frames:
 
     @property
     def nbytes(self) -> int:
-        """The allocated memory, in bytes."""
         return sum(chunk.nbytes for chunk in self._chunks.values())
 
     @functools.cached_property
@@ -125,15 +124,7 @@ class Frames:
         return {"first": self.first, "next": self.next, "floors": [*map(list, self._floors)]}
 
     def set_state(self, state: Mapping[str, Any], pieces: Iterable[Arrays]) -> None:
-        """Restores the result of `get_state`, before any frames are added.
-
-        Args:
-            state: the result.
-            pieces: the frames, in order.
-
-        Raises:
-            CheckpointError: if the state is damaged.
-        """
+        """Restores the result of `get_state`, with its frames in order, into an empty store."""
         self.first = self.next = int(state["first"])
         self._floors = [(int(row), int(number)) for row, number in state["floors"]]
         numbers = [self.first, *(number for _, number in self._floors), int(state["next"])]

@@ -110,21 +110,11 @@ class Priorities:
         return float(found["greatest"]), masses
 
     def set_state(self, state: Mapping[str, Any], filled: int) -> None:
-        """Restores the result of `get_state`.
-
-        Raises:
-            CheckpointError: as in `checked`. Nothing is changed then.
-        """
         self.greatest, masses = self.checked(state, filled)
         self._tree = SumTree(self._tree.capacity)
         self._tree.set(np.arange(filled), masses)
 
     def _masses(self, priorities: np.ndarray | np.float64) -> np.ndarray:
-        """Returns priorities to the power of `alpha`.
-
-        Raises:
-            UsageError: if one is not finite and greater than 0.
-        """
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             masses = np.asarray(priorities**self.alpha)
         if not (_are_priorities(np.asarray(priorities)) and _are_priorities(masses)):

@@ -117,11 +117,7 @@ def _take_space(file: int, size: int) -> None:
 
 
 def check_room(memory_limit_bytes: int | None, storage_path: str | Path | None) -> None:
-    """Checks the arguments of a `Room`.
-
-    Raises:
-        ConfigError: as in `Room`.
-    """
+    """Checks the arguments of a `Room`."""
     limit = memory_limit_bytes
     is_count = isinstance(limit, int | np.integer) and not isinstance(limit, bool) and limit >= 0
     if limit is not None and not is_count:

@@ -27,41 +27,23 @@ _MOST_CHANNELS = 16
 
 
 class RowColumn:
-    """A column that is stored row by row.
-
-    Args:
-        capacity: the number of rows.
-        like: an array `[..., *shape]` of the rows' shape and dtype.
-        room: allocates the memory.
-
-    Attributes:
-        kept: `[capacity, ...]`, the stored rows.
-    """
+    """A column that is stored row by row; `like` `[..., *shape]` has its row shape and dtype."""
 
     def __init__(self, capacity: int, like: np.ndarray, room: Room) -> None:
         self.shape, self.dtype = like.shape[1:], like.dtype
         self.kept = room.array((capacity, *self.shape), self.dtype)
 
     def to_keep(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the stored form of rows `[B, *shape]`: the rows themselves."""
         return rows
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Returns the rows at the indices `places` `[B]`, as copies."""
         return self.kept.take(places, 0)
 
 
 class ImageColumn:
     """A column of images, each a frame or a stack of frames, which are stored separately.
 
-    Args:
-        capacity: the number of rows.
-        like: an array `[..., *shape]` of the rows' shape and dtype.
-        room: allocates the memory.
-        frames: shared with other columns.
-
-    Attributes:
-        kept: int64 `[capacity, C]`, the numbers of each row's frames.
+    `kept`, int64 `[capacity, C]`, has the numbers of each row's frames.
     """
 
     def __init__(self, capacity: int, like: np.ndarray, room: Room, frames: Frames) -> None:
@@ -71,16 +53,10 @@ class ImageColumn:
         self.kept = room.array((capacity, channels), np.int64)
 
     def to_keep(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the stored form of rows `[B, *shape]`: the numbers of their frames.
-
-        Raises:
-            ConfigError: if there is not enough memory for the frames.
-        """
         by_frame = self._by_frame(rows).reshape(-1, *self.frames.shape)
         return self.frames.add(by_frame).reshape(len(rows), self.kept.shape[1])
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Returns the rows at the indices `places` `[B]`, as copies."""
         found = np.empty((len(places), *self.shape), self.dtype)
         frames = self.frames
         for row, numbers in zip(self._by_frame(found), self.kept[places].tolist(), strict=True):
@@ -161,12 +137,10 @@ class Rows:
 
     @property
     def first(self) -> int:
-        """The number of the oldest row."""
         return self.added - len(self)
 
     @property
     def nbytes(self) -> int:
-        """The allocated memory, in bytes."""
         columns = sum(column.kept.nbytes for column in self.leaves.values())
         return columns + sum(frames.nbytes for frames in self._frames.values())
 
@@ -198,7 +172,6 @@ class Rows:
             frames.forget_rows(self.first)
 
     def take(self, places: np.ndarray) -> SampleBatch:
-        """Returns the rows at the indices `places` `[B]`, as copies."""
         return SampleBatch(map_leaves(lambda column: column.take(places), self._nested))
 
     def get_state(self) -> dict[str, Any]:
@@ -220,17 +193,8 @@ class Rows:
     def of_state(cls, state: Mapping[str, Any], capacity: int, added: int, room: Room) -> Rows:
         """Returns the storage of a result of `get_state`.
 
-        Older states have all rows in `columns`, in the order of the ring.
-
-        Args:
-            state: the result.
-            capacity: the number of rows to keep.
-            added: the number of rows that were ever added.
-            room: allocates the memory.
-
-        Raises:
-            CheckpointError: if the state is damaged.
-            ConfigError: if there is not enough memory.
+        Older states have all rows in `columns`, in the order of the ring. Raises a
+        `CheckpointError` if the state is damaged.
         """
         columns = dict(state["columns"])
         if "rows" in state:
@@ -295,11 +259,7 @@ class Rows:
 
 
 def _like(like: Arrays, arrays: Arrays) -> Arrays:
-    """Returns arrays if they have the names, row shapes and dtypes of `like`.
-
-    Raises:
-        CheckpointError: if they do not.
-    """
+    """Returns arrays if they have the names, row shapes and dtypes of `like`, or raises."""
     wanted, found = (
         {name: (array.shape[1:], array.dtype) for name, array in each.items()}
         for each in (like, arrays)

@@ -38,7 +38,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all leaves."""
         return float(self._sums[-1].cumsum()[-1])
 
     @property

@@ -25,19 +25,7 @@ def export_kserve(job: ExportJob) -> ExportResult:
     """Writes `inference_service.yaml` and `models/<name>`, an entry written by `export_triton`.
 
     The name is that of the folder, in letters that Kubernetes accepts. `storageUri` is a
-    placeholder for the location to which `models` is copied.
-
-    Args:
-        job: the export.
-
-    Returns:
-        The version folder and its agreement with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or differs from the policy; the folder is then
-            unchanged.
-        ForkError: if this process was forked after TensorFlow had started.
+    placeholder for the location to which `models` is copied. Raises as `export_onnx` does.
     """
     target, name = job.target, kubernetes_name(job.target.name)
     with onnx_staging(job) as staging:

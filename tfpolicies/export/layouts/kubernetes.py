@@ -20,19 +20,8 @@ def export_kubernetes(job: ExportJob) -> ExportResult:
     """Writes `kubernetes.yaml`, a `Dockerfile` and the ONNX files, verified.
 
     The image runs `tfpolicies serve`. The model's name is that of the folder, in letters that
-    Kubernetes accepts. A recurrent policy has one replica; others have an autoscaler.
-
-    Args:
-        job: the export.
-
-    Returns:
-        The folder and the agreement of both graphs with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or differs from the policy; the folder is then
-            unchanged.
-        ForkError: if this process was forked after TensorFlow had started.
+    Kubernetes accepts. A recurrent policy has one replica; others have an autoscaler. Raises as
+    `export_onnx` does.
     """
     target, name = job.target, kubernetes_name(job.target.name)
     files = [*ONNX_FILES.values(), SPEC_FILE]

@@ -33,18 +33,7 @@ def export_mlserver(job: ExportJob) -> ExportResult:
 
     The folder's name is that of the model. Requests of policies that are not recurrent are batched;
     a recurrent one takes sequences, and clients send back the recurrent state that they received.
-
-    Args:
-        job: the export.
-
-    Returns:
-        The folder and the agreement of both graphs with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or differs from the policy; the folder is then
-            unchanged.
-        ForkError: if this process was forked after TensorFlow had started.
+    Raises as `export_onnx` does.
     """
     settings = json.dumps(_settings(job.program), indent=2) + "\n"
     others = {RUNTIME_FILE: _RUNTIME.read_bytes(), SETTINGS_FILE: settings.encode()}
@@ -54,7 +43,6 @@ def export_mlserver(job: ExportJob) -> ExportResult:
 
 
 def _settings(program: Program) -> dict[str, Any]:
-    """Returns MLServer's `ModelSettings` as JSON."""
     return {
         "implementation": "policy_runtime.PolicyRuntime",
         "platform": "onnx",
@@ -69,6 +57,5 @@ _BATCHING = {"max_batch_size": MAX_BATCH_SIZE, "max_batch_time": MAX_BATCH_SECON
 
 
 def _metadata(port: ServingPort) -> dict[str, Any]:
-    """Returns the description of a tensor in the Open Inference Protocol."""
     shape = [*[-1] * port.axes, *port.port.shape]
     return {"name": port.name, "datatype": protocol_datatype(port.port.dtype), "shape": shape}

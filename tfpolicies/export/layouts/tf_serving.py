@@ -48,7 +48,6 @@ def export_tf_serving(job: ExportJob) -> ExportResult:
 
 
 def _batches(program: Program) -> list[dict[str, np.ndarray]]:
-    """Returns inputs of `serving_default` by name, one batch per size."""
     ports, rng, found = program.ports, np.random.default_rng(0), []
     for size in BATCH_SIZES:
         drawn = random_inputs(ports, size, 1, rng)

@@ -39,19 +39,7 @@ def export_triton(job: ExportJob) -> ExportResult:
     """Writes `config.pbtxt` and the next version, `<n>/model.onnx`, verified.
 
     The folder is the entry of one model; its parent is the repository, and its name is that of the
-    model. `policy_spec.json` is next to the ONNX file.
-
-    Args:
-        job: the export.
-
-    Returns:
-        The version folder and its agreement with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or differs from the policy; the folder is then
-            unchanged.
-        ForkError: if this process was forked after TensorFlow had started.
+    model. `policy_spec.json` is next to the ONNX file. Raises as `export_onnx` does.
     """
     with onnx_staging(job) as staging:
         parity = write_triton(staging, job)
@@ -63,12 +51,7 @@ def export_triton(job: ExportJob) -> ExportResult:
 
 
 def write_triton(folder: Path, job: ExportJob) -> Parity:
-    """Writes an entry of a repository into a folder, with one version in it, verified.
-
-    Args:
-        folder: the destination.
-        job: the export.
-    """
+    """Writes an entry of a repository into a folder, with one version in it, verified."""
     program = job.program
     serving = Serving(program, job.state, stepwise=True)
     version, memory = folder / FIRST_VERSION, program.ports.states

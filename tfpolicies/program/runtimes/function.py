@@ -65,7 +65,6 @@ class Traced:
         self._signature = tf.nest.flatten(signature)
 
     def trace(self) -> None:
-        """Traces the function if it was not traced yet."""
         if self._call is None:
             concrete = self._function.get_concrete_function(self._signature)
             self._captured = concrete.captured_inputs
@@ -210,12 +209,10 @@ class FunctionRuntime(Runtime):
     def inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        """Returns a function for other functions to call; see `Runtime.inner`."""
         on = on_device(function, self.functions.device)
         return concrete(on, signature, for_xla=for_xla) if self.traced else on
 
     def placed(self, arrays: Structure) -> Any:
-        """Returns nested arrays as tensors on the device that learns."""
         with placed(self.functions.device):
             return _mapped(tf.constant, arrays)
 
@@ -226,16 +223,13 @@ class FunctionRuntime(Runtime):
         return _mapped(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
-        """Copies a state into the resident variables, unless they hold it already."""
         forks.require_tensorflow()
         if not self._resident.is_there(state):
             self._load(self.placed(dict(state.segments)))
             self._resident.note(state)
 
     def forget(self) -> None:
-        """Marks the resident variables as holding no state."""
         self._resident.forget()
 
     def resident(self, state: PolicyState) -> Resident:
-        """Returns the record of which state the variables hold."""
         return self._resident

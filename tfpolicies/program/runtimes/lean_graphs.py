@@ -14,16 +14,10 @@ if TYPE_CHECKING:
 
 
 def with_products(frozen: tf.types.experimental.ConcreteFunction) -> Any:
-    """Returns a graph in which convolutions over their whole image are matrix products.
+    """Returns a `GraphDef` in which convolutions over their whole image are matrix products.
 
     TensorFlow runs such a convolution as a product. ONNX Runtime does not: it converts the kernel
-    to its own layout, and reads all of it for each image.
-
-    Args:
-        frozen: a `GraphDef`, which is not changed.
-
-    Returns:
-        A `GraphDef` with the same names for the same tensors.
+    to its layout, and reads all of it for each image. Names of tensors stay the same.
     """
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(frozen, name="")
@@ -66,10 +60,8 @@ def _product(op: tf.Operation) -> Iterator[Any]:
 def dequantize_bytes(model: onnx.ModelProto) -> None:
     """Replaces a cast from bytes to float32 and a scaling by one operation, in place.
 
-    Cast and Mul take twice as long as DequantizeLinear, which gives the same numbers to the bit.
-
-    Args:
-        model: an ONNX model, of opset 10 or later, the first with DequantizeLinear.
+    Cast and Mul take twice as long as DequantizeLinear (opset 10), which gives the same numbers to
+    the bit.
     """
     import onnx
 

@@ -172,11 +172,7 @@ def _covering_kernels(runtime: Runtime) -> int:
 
 
 def actor(runtime: Runtime) -> OnnxActor:
-    """Returns the converted act function of a Program.
-
-    Raises:
-        Exception: any error of tf2onnx, ONNX Runtime or TensorFlow about unsupported operations.
-    """
+    """Returns the converted act function of a Program."""
     layout, slots = runtime.act_layout, runtime.functions.layout.acting
     function = act_with_weights(runtime, "onnx")
     model = convert(function, function.input_signature, [port.name for port in layout.ports()])
@@ -184,12 +180,7 @@ def actor(runtime: Runtime) -> OnnxActor:
 
 
 def cpu_session(model: bytes, threads: int = 1) -> Any:
-    """Returns an `onnxruntime.InferenceSession` of a serialised model on the CPU.
-
-    Args:
-        model: the model.
-        threads: the number of threads per call; 0 for one per processor.
-    """
+    """Returns an `onnxruntime.InferenceSession` on the CPU; 0 threads: one per processor."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -274,7 +265,6 @@ _CHANCE = re.compile(
 
 
 def _require_no_chance(graph: tf.Graph) -> None:
-    """Raises a `ConfigError` if a graph draws random numbers, which differ in ONNX."""
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
     drawing = next((node.op for node in nodes if _CHANCE.match(node.op)), None)
     if drawing is not None:

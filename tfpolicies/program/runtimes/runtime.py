@@ -95,11 +95,7 @@ class Runtime(Actor):
         self.act_layout = act
 
     def _make_functions(self, weights: Mapping[str, tf.TensorSpec]) -> None:
-        """Prepares the functions that act, and the one that loads a state.
-
-        Args:
-            weights: the segments that acting takes; empty if it reads resident variables.
-        """
+        """Prepares the functions that act, on the segments `weights` or the resident variables."""
         signatures, flat = self.signatures, FlatActing(self.functions, self.act_layout, weights)
 
         def acting(function: Callable[..., Any], *given: object, jit: bool = False) -> Any:
@@ -124,15 +120,7 @@ class Runtime(Actor):
         acts: bool = False,
         jit: bool = False,
     ) -> Any:
-        """Returns a function in the form in which this runtime runs it.
-
-        Args:
-            function: takes the inputs of `signature`; if it acts, it takes and returns one list of
-                tensors.
-            signature: nests of `tf.TensorSpec`.
-            acts: whether it acts.
-            jit: whether XLA compiles it.
-        """
+        """Prepares a function for this runtime; acting ones take and return a list of tensors."""
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -157,13 +145,7 @@ class Runtime(Actor):
     def _called(
         self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """Calls a function that acts, for one state.
-
-        Args:
-            function: from `_made`.
-            state: that has the weights.
-            arrays: the other inputs.
-        """
+        """Calls a function from `_made` that acts, with the weights of a state."""
 
     @final
     def log_likelihoods(
@@ -265,15 +247,9 @@ class Runtime(Actor):
     ) -> None:
         """Compiles an update function by XLA; changes no variable from which the state is read.
 
-        Args:
-            key: of the function and shapes; None if nothing is compiled.
-            function: from `_made`, traced.
-            state: in the resident variables.
-            given: the inputs of the function.
-            meanwhile: called in this thread in any case.
-
-        Raises:
-            NotCompiledError: if XLA cannot compile it, or takes longer than `COMPILE_SECONDS`.
+        `key` identifies function and shapes; it is None if nothing is compiled. `meanwhile` is
+        called in this thread in any case. Raises a `NotCompiledError` if XLA cannot compile it in
+        `COMPILE_SECONDS`.
         """
 
     @abc.abstractmethod
@@ -300,11 +276,7 @@ class Runtime(Actor):
 def concrete(function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool) -> Any:
     """Traces a function that other functions call, in the current graph.
 
-    Args:
-        function: to trace.
-        signature: nests of `tf.TensorSpec`.
-        for_xla: whether loops and branches are traced for XLA, which needs that. They then run
-            slower without XLA.
+    XLA needs loops and branches traced differently (`for_xla`); they then run slower without XLA.
     """
     if not for_xla:
         return tf.function(function, autograph=False).get_concrete_function(*signature)
@@ -339,17 +311,10 @@ class Rehearsals:
     def run(
         self, key: Hashable, call: Callable[[], Any], meanwhile: Callable[[], None] | None
     ) -> bool:
-        """Runs a call in another thread, unless a call with this key has succeeded before.
+        """Runs a call in another thread, unless one with this key has succeeded; returns whether.
 
-        Returns False if one has.
-
-        Args:
-            key: of the function and shapes; None if nothing is compiled.
-            call: the call; it acquires no lock.
-            meanwhile: called in this thread in any case.
-
-        Raises:
-            NotCompiledError: if the call fails, or takes longer than `COMPILE_SECONDS`.
+        `meanwhile` is called in this thread in any case. The call must acquire no lock. Raises a
+        `NotCompiledError` if it fails, or takes longer than `COMPILE_SECONDS`.
         """
         is_new = key not in self._compiled
         if is_new and key not in self._running:  # it may run on after a caller was interrupted
@@ -381,16 +346,13 @@ class Resident:
         self._known: tuple[weakref.ref[PolicyState], int] | None = None
 
     def is_there(self, state: PolicyState) -> bool:
-        """Returns whether the variables hold the current version of a state."""
         known = self._known
         return known is not None and known[0]() is state and known[1] == state.version
 
     def note(self, state: PolicyState) -> None:
-        """Records that the variables hold the current version of a state."""
         self._known = (weakref.ref(state), state.version)
 
     def forget(self) -> None:
-        """Records that the variables hold no known state."""
         self._known = None
 
 
@@ -423,7 +385,6 @@ class Signatures:
 
     @property
     def one_row(self) -> ActInputs:
-        """The inputs of acting on one row."""
         rows: ActInputs = tf.nest.map_structure(_one_row, self.act._replace(params=[]))
         return rows._replace(params=self.act.params)
 
@@ -457,11 +418,9 @@ class FlatActing:
         return unpack(segments, self._slots), [*tensors[count:]]
 
     def many(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Acts on any number of rows."""
         return self._acted("act", tensors)
 
     def one(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Acts on one row, for XLA."""
         return self._acted("act (one row)", tensors)
 
     def _acted(self, name: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -526,12 +485,8 @@ def acted(
 def act_with_weights(runtime: Runtime, where: str) -> Any:
     """Returns the act function of a Program for converters: a traced one, with weights as inputs.
 
-    It takes the inputs of `signature_with_weights`, and returns a list of outputs in the order of
-    `runtime.act_layout`.
-
-    Args:
-        runtime: of the Program.
-        where: the name of the runtime that will act, for the count of traces.
+    It takes the inputs of `signature_with_weights`, and returns the outputs of
+    `runtime.act_layout`. `where` is the name of the runtime that will act, for the count of traces.
     """
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:

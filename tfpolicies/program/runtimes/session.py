@@ -77,7 +77,6 @@ class _GraphFunction:
     _structure: Any = None
 
     def trace(self) -> None:
-        """Adds the function to the graph if it is not there yet."""
         if self.options is not None:
             return
         forks.require_tensorflow()
@@ -141,7 +140,6 @@ class _OpenSession:
         weakref.finalize(self, self.callables.clear)
 
     def close(self) -> None:
-        """Closes the session and frees its memory."""
         self.callables.clear()
         self.resident.forget()
         self.session.close()
@@ -159,7 +157,6 @@ class _IdleSessions:
         self._idle: dict[Callable[[], Any], list[_OpenSession]] = {}
 
     def take(self, create: Callable[[], Any]) -> _OpenSession | None:
-        """Removes and returns a session from `create`; None if there is none."""
         with self._lock:
             found = self._idle.get(create)
             taken = found.pop() if found else None
@@ -168,7 +165,6 @@ class _IdleSessions:
             return taken
 
     def put(self, create: Callable[[], Any], opened: _OpenSession) -> None:
-        """Adds a session, or closes it if there are enough."""
         with self._lock:
             found = self._idle.setdefault(create, [])
             if len(found) < _MAX_IDLE:
@@ -177,7 +173,6 @@ class _IdleSessions:
         opened.close()
 
     def drop(self, create: Callable[[], Any]) -> None:
-        """Closes the sessions from `create`."""
         with self._lock:
             found = self._idle.pop(create, [])
         for opened in found:
@@ -186,16 +181,7 @@ class _IdleSessions:
 
 @dataclasses.dataclass(eq=False)
 class _PolicySession:
-    """The session of one policy, opened on first use.
-
-    Args:
-        graph: of the Program.
-        create: creates a session on the default graph.
-        idle: the pool to reuse sessions from.
-
-    Attributes:
-        open: the session; None while it is not open.
-    """
+    """The session of one policy, opened on first use; `open` is None while it is not open."""
 
     graph: tf.Graph
     create: Callable[[], Any]
@@ -203,11 +189,6 @@ class _PolicySession:
     open: _OpenSession | None = None
 
     def opened(self) -> _OpenSession:
-        """Returns the session, opening it if it is not open.
-
-        Raises:
-            ConfigError: if the creator returns no session on the default graph.
-        """
         if self.open is None:
             self.open = self.idle.take(self.create) or self.create_one()
         return self.open
@@ -226,13 +207,11 @@ class _PolicySession:
         return self.open
 
     def give_up(self) -> None:
-        """Returns the session to the pool."""
         opened, self.open = self.open, None
         if opened is not None:
             self.idle.put(self.create, opened)
 
     def close(self) -> None:
-        """Closes the session if it is open."""
         opened, self.open = self.open, None
         if opened is not None:
             opened.close()
@@ -292,13 +271,11 @@ class SessionRuntime(Runtime):
             return self._held(state).opened().session
 
     def open_sessions_with(self, state: PolicyState, create: Callable[[], Any]) -> None:
-        """Sets the creator of a state's session; it is called with the graph as default."""
         held = _PolicySession(self._graph, create, self._idle)
         self._sessions[state] = held
         weakref.finalize(state, held.close).atexit = False
 
     def open(self, state: PolicyState) -> None:
-        """Opens the session of a state by its creator now."""
         self._held(state).create_one()
 
     def release(self, state: PolicyState) -> None:
@@ -308,11 +285,9 @@ class SessionRuntime(Runtime):
             held.give_up()
 
     def drop_idle(self, create: Callable[[], Any]) -> None:
-        """Closes the idle sessions of one creator."""
         self._idle.drop(create)
 
     def close(self, state: PolicyState) -> None:
-        """Closes the session of a state; a later use opens a new one."""
         with state.lock:
             self._held(state).close()
 
@@ -342,7 +317,6 @@ class SessionRuntime(Runtime):
     def inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        """Returns a function for other functions to call; see `Runtime.inner`."""
         forks.require_tensorflow()
         on = function if for_xla else on_device(function, self.functions.device)
         with self._graph.as_default():
@@ -375,7 +349,6 @@ class SessionRuntime(Runtime):
         return function.nested(self._held(state).opened().callables[function](*arrays))
 
     def load(self, state: PolicyState) -> None:
-        """Copies a state into its session, unless it is there already."""
         forks.require_tensorflow()
         with self._lock:
             opened = self._held(state).opened()
@@ -385,5 +358,4 @@ class SessionRuntime(Runtime):
                 opened.resident.note(state)
 
     def resident(self, state: PolicyState) -> Resident:
-        """Returns the record of which state the variables of this state's session hold."""
         return self._held(state).opened().resident

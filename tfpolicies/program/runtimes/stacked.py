@@ -64,7 +64,6 @@ class Stack:
 
     @property
     def rows(self) -> int:
-        """P."""
         return len(self._there)
 
     def refresh(self, states: Sequence[PolicyState]) -> None:
@@ -79,7 +78,6 @@ class Stack:
                     self._there[i] = (weakref.ref(state), state.version)
 
     def is_orphan(self) -> bool:
-        """Returns whether one of its states was deleted."""
         return any(known() is None for known, version in self._there if version >= 0)
 
 
@@ -166,11 +164,7 @@ class StackedActor(Actor):
 
 
 class TracedStackedActor(StackedActor):
-    """Acts by one traced function, for any P and N.
-
-    Args:
-        runtime: of the Program.
-    """
+    """Acts by one traced function, for any P and N."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -193,12 +187,7 @@ class TracedStackedActor(StackedActor):
 
 
 class OnnxStackedActor(StackedActor):
-    """Acts by ONNX Runtime, for any P and N; stacks of weights are bound without a copy.
-
-    Args:
-        model: the serialised ONNX model with the inputs of `signature_with_weights`.
-        runtime: of the Program.
-    """
+    """Acts by ONNX Runtime, for any P and N; stacks of weights are bound without a copy."""
 
     def __init__(self, model: bytes, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -232,21 +221,13 @@ class OnnxStackedActor(StackedActor):
 
 
 def traced_actor(runtime: Runtime) -> StackedActor | None:
-    """Returns the stacked act function of a Program for the function runtime, None for others.
-
-    Raises:
-        Exception: any error of TensorFlow while tracing.
-    """
+    """Returns the stacked act function of a Program for the function runtime, None for others."""
     is_traced = isinstance(runtime, FunctionRuntime) and runtime.traced
     return TracedStackedActor(runtime) if is_traced else None
 
 
 def onnx_actor(runtime: Runtime) -> StackedActor:
-    """Returns the stacked act function of a Program for ONNX Runtime.
-
-    Raises:
-        Exception: any error of tf2onnx, ONNX Runtime or TensorFlow about unsupported operations.
-    """
+    """Returns the stacked act function of a Program for ONNX Runtime."""
     signature, ports = signature_with_weights(runtime, [None]), runtime.act_layout.ports()
 
     def build(mapped: Callable[..., Any]) -> OnnxStackedActor:
@@ -271,11 +252,7 @@ def stacked_act(
 ) -> Callable[..., list[tf.Tensor]]:
     """Returns the act function over stacks, `f(*weights, *inputs, noise, params)`.
 
-    Args:
-        runtime: of the Program.
-        flatten: makes a list of the outputs.
-        mapped: `mapped(f, indices)` stacks the results of `f(i)` for each index.
-        where: the name of the runtime that acts, for the count of traces.
+    `mapped(f, indices)` stacks the results of `f(i)` for each index.
     """
     functions = runtime.functions
     count = len(functions.layout.acting)
@@ -296,10 +273,8 @@ def without_gathers(model: bytes) -> bytes:
     """Returns a vectorised model that reads its inputs without copying them.
 
     `tf.vectorized_map` turns "row i of an input, for all i" into a Gather of all rows in order, a
-    copy. Nodes that only computed the number of rows are removed as well.
-
-    Args:
-        model: a serialised model; a Gather of a graph's input must be of all rows, in order.
+    copy. Nodes that only computed the number of rows are removed as well. A Gather of a graph's
+    input must be of all rows, in order.
     """
     import onnx
 
