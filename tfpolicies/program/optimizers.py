@@ -115,7 +115,7 @@ class Optimizers:
         return items if self.are_several else items[0]
 
     def by_variable(self, pairs: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the gradients of pairs in the order of `differentiated`, zeros for missing ones."""
+        """Returns the gradients of pairs in the order of `differentiated`, zeros if missing."""
         parts = zip(pairs if self.are_several else [pairs], self._all, strict=True)
         gradients = [x for part, each in parts for x in by_variable(part, each.variables)]
         return [tf.convert_to_tensor(x) for x in gradients]
