@@ -131,7 +131,7 @@ class Updates:
                 if found.batch.ignores_mask and LOSS_MASK in found.batch.accessed_keys:
                     who = "custom_loss of the model"
                 raise ConfigError(
-                    f"{who} does not read train_batch[{LOSS_MASK!r}], which a model with a memory "
+                    f"{who} does not read train_batch[{LOSS_MASK!r}], which a recurrent model "
                     f"needs: its sequences are padded. Use `tfpolicies.models.losses."
                     f"masked_mean(x, train_batch[{LOSS_MASK!r}])` for its means."
                 )
