@@ -421,7 +421,7 @@ def test_no_form_is_written_into_a_part_of_an_export(exported, first, mixed):
             if (second, part) in (("triton", "models/kserve"), ("triton", "models/another")):
                 continue  # an entry of the repository
             written = "SavedModel" if second == "tf-serving" else second
-            with pytest.raises(ExportError, match=r"folder of its own") as refused:
+            with pytest.raises(ExportError, match="a separate folder") as refused:
                 mixed.export_model(exported / first / part, **asked)
             named = str(refused.value).replace("saved_model", "SavedModel")
             assert written.replace("web", "onnx") in named
