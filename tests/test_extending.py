@@ -261,7 +261,7 @@ def test_a_loss_that_no_weight_changes_is_refused(how):
             return CUT[how](model(train_batch)[0])
 
     policy = make(Wrong)
-    told = r"A loss depends on none of the variables .*kernel' and \d+ more\), so that .* NumPy"
+    told = r"A loss depends on none of the variables .*kernel' and \d+ more\), so they .* NumPy"
     with pytest.raises(ConfigError, match=told):
         policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
 

@@ -298,7 +298,7 @@ def test_time_is_limited_whatever_a_model_makes_of_its_inputs(tmp_path, monkeypa
     policy = imported(doing(*nodes, constants=[constant("four", np.float32(4))]), tmp_path)
     obs = np.array([[1.0, 2.0, 3.0]])
     np.testing.assert_array_equal(policy.compute_actions(obs).actions, obs + 3)
-    with pytest.raises(ModelImportError, match=r"did not end in 0\.5 seconds and was stopped"):
+    with pytest.raises(ModelImportError, match=r"did not end in 0\.5 seconds, and it is stopped"):
         policy.compute_actions(obs + 3)
     with pytest.raises(ModelImportError, match="it is stopped"):
         policy.compute_actions(obs)

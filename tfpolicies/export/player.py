@@ -979,7 +979,7 @@ class LimitedSession:
         except Exception as error:
             advice = "; give it fewer rows at once" + _UNLIMITED
             if self._is_late:
-                took = f"a call did not end in {CALL_SECONDS:.3g} seconds and was stopped"
+                took = f"a call did not end in {CALL_SECONDS:.3g} seconds, and it is stopped"
             elif self._limited and _lacks_memory(error):
                 took = f"a call needs more than the {_MEMORY >> 20} MiB that all models share"
             else:
