@@ -218,7 +218,7 @@ class PolicyState:
         return {"rng": self.rng, **apart}
 
     def settle(self) -> None:
-        """Discards noise that was drawn ahead, and rewinds the generator to before it was drawn."""
+        """Discards unused noise that was drawn ahead, and rewinds the generator accordingly."""
         if self.ahead is None:
             return
         with self.lock:
