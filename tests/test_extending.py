@@ -244,7 +244,7 @@ def test_losses_of_several_networks_that_became_one_tensor_are_refused():
             return tf.stack(super().loss(model, dist_class, train_batch)) + 1.0
 
     policy = make(Wrong, actions=PLANE)
-    with pytest.raises(ConfigError, match=r"a list of them where it has several .* got a tensor"):
+    with pytest.raises(ConfigError, match=r"a list of them if it has several .* got a tensor"):
         policy.learn_on_batch(random_batch(policy, 4))
 
 
@@ -261,7 +261,7 @@ def test_a_loss_that_no_weight_changes_is_refused(how):
             return CUT[how](model(train_batch)[0])
 
     policy = make(Wrong)
-    told = r"A loss depends on none of the variables .*kernel' and \d+ more\), so that .* NumPy"
+    told = r"A loss depends on none of the variables .*kernel' and \d+ more\), so they .* NumPy"
     with pytest.raises(ConfigError, match=told):
         policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
 

@@ -1,10 +1,10 @@
-"""What one policy owns, as plain NumPy with a fixed layout.
+"""The state of one policy: all of its variables, as NumPy arrays of a fixed layout.
 
 A state holds the policy's networks: the one that acts (the part `model`) and any others by name. A
-network may have a *follower*, a copy that moves towards it (`target`, `critic_target`), and an
-optimizer (`learner`, `critic_learner`). All variables of one part and dtype lie end to end in one
-vector, a *segment*, and all segments lie in one piece of memory: loading, saving or stacking a
-state is a copy of a few segments, however many variables there are; paging it is one read or write.
+network may have a target network (the part `target`, `critic_target`) and has an optimizer (the
+part `learner`, `critic_learner`). All variables of one part and dtype are consecutive in one
+vector, a *segment*, and all segments are in one block of memory. So loading, saving or stacking a
+state copies a few segments, however many variables there are, and paging it is one read or write.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import numpy as np
 from tfpolicies.errors import FrozenPolicyError
 
 tick: Callable[[], int] = itertools.count(1).__next__
-"""Tells the time by which states are last used: a number that is larger with each call."""
+"""Returns a larger number with each call: the timestamps of the last use of states."""
 
 _ALIGNMENT = 64  # bytes
-_LARGE = 4096  # numbers of a variable that is a piece by itself
+_LARGE = 4096  # elements; a variable of this size or more has a buffer for itself
 _NOTHING = np.zeros(0, np.uint8)
 
 ACTING = ("model", "filter")
-"""The parts that acting needs; all others are for learning only."""
+"""The parts that acting reads; all others are for learning only."""
 
 
 class Slot(NamedTuple):
@@ -37,7 +37,7 @@ class Slot(NamedTuple):
     key: str  # canonical: position and role, never an auto-numbered name
     shape: tuple[int, ...]
     dtype: str
-    part: str  # "model", "filter" or another network, a follower, an optimizer
+    part: str  # "model", "filter" or another network, a target network, an optimizer
 
     @property
     def segment(self) -> str:
@@ -46,41 +46,40 @@ class Slot(NamedTuple):
 
 
 class NetworkParts(NamedTuple):
-    """The parts of a state that one network has."""
+    """The names of the parts of a state that belong to one network."""
 
     part: str = "model"  # its variables
-    follower: str = "target"  # the copy that follows it, if the layout has this part
+    follower: str = "target"  # its target network, if the layout has this part
     learner: str = "learner"  # the optimizer's variables
 
     @classmethod
     def named(cls, name: str) -> NetworkParts:
-        """Returns the parts of the network of a name; "model" is the one that acts."""
+        """Returns the parts of a network by its name; "model" is the network that acts."""
         return cls() if name == "model" else cls(name, f"{name}_target", f"{name}_learner")
 
 
 class StateLayout:
-    """The order, shapes and dtypes of the variables of all policies of one kind.
+    """The order, shapes and dtypes of the variables of all policies with the same Program.
 
     Args:
-        slots: the variables; their order within a segment is the order of the memory.
-        idle: the keys of those that nothing reads, which are no weights.
+        slots: the variables, in the order of the memory within their segment.
+        idle: the keys of variables that nothing reads, so that they are not weights.
         networks: the names of the networks, the one that acts first.
 
     Attributes:
-        slots: the same.
-        acting: those that acting reads.
-        acting_pieces: the names of the pieces that these are, as far as an update changes them.
+        acting: the variables that acting reads.
+        acting_pieces: the buffers that hold variables of `acting`.
         networks: the parts that are networks.
-        followers: the parts that follow one of them.
-        followed: the networks that they follow, in their order.
+        followers: the parts that are target networks.
+        followed: the networks of the target networks, in the same order.
         learners: the parts that are optimizers.
         updated: the parts that an update changes.
-        pieces: what an update leaves as one tensor each, by name: a large variable, or the small
-            ones of a segment. Large ones are not joined: XLA's loops for that are up to five times
-            slower where the addresses of source and target lie badly, a matter of chance in each
-            process.
+        pieces: the buffers in which an update returns its new values, by name: one tensor for each
+            large variable, and one for the small variables of a segment. Large ones are not joined:
+            depending on the addresses, which differ in each process, XLA's loops for that are up to
+            five times slower.
         sizes: the number of elements of each segment, by name.
-        num_bytes: the memory that one state takes; segments begin at multiples of 64 in it.
+        num_bytes: the memory of one state; segments begin at multiples of 64 bytes.
     """
 
     def __init__(
@@ -120,21 +119,20 @@ class StateLayout:
             self.num_bytes = stop + -stop % _ALIGNMENT
 
     def of(self, *parts: str) -> tuple[Slot, ...]:
-        """Returns the slots of some parts, in order."""
         return tuple(slot for slot in self.slots if slot.part in parts)
 
     def weights(self, *parts: str) -> tuple[Slot, ...]:
-        """Returns the slots of some parts that are read, in order."""
+        """Returns the slots of some parts, in order, without the variables that nothing reads."""
         return tuple(slot for slot in self.of(*parts) if slot.key not in self._idle)
 
     def followed_segments(self, follower: str) -> list[tuple[str, str]]:
-        """Returns the names of a follower's segments, each with that which it follows."""
+        """Returns the segments of a target network, each with that of its network, by name."""
         source = self._follows[follower]
         names = self.segments(follower)
         return [(name, f"{source}/{name.partition('/')[2]}") for name in names]
 
     def segments(self, *parts: str) -> list[str]:
-        """Returns the names of some parts' segments, in the order of their first slot."""
+        """Returns the segment names of some parts, in the order of their first slot."""
         return [name for name in self.sizes if name.partition("/")[0] in parts]
 
     def allocate(self) -> np.ndarray:
@@ -146,7 +144,7 @@ class StateLayout:
         return {name: memory[start:stop].view(dtype) for name, start, stop, dtype in self._segments}
 
     def views(self, segments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns one view per variable, by key, of those that lie in the given segments."""
+        """Returns one view per variable, by key, into the given segments."""
         return {
             slot.key: segments[slot.segment][start:stop].reshape(slot.shape)
             for slot, start, stop in self._places
@@ -154,7 +152,7 @@ class StateLayout:
         }
 
     def unpacked(self, left: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Returns one view per variable, by key, of given `pieces`."""
+        """Returns one view per variable, by key, into buffers of an update."""
         found: dict[str, np.ndarray] = {}
         for name, piece in left.items():
             flat, stop = np.asarray(piece).reshape(-1), 0
@@ -165,7 +163,7 @@ class StateLayout:
 
 
 class Pager(Protocol):
-    """Keeps the variables of a state somewhere else while they are not in memory."""
+    """Stores the variables of states that are not in memory."""
 
     def bring_back(self, state: PolicyState) -> np.ndarray:
         """Returns the memory of a state that was paged out; `state.lock` is held."""
@@ -174,28 +172,28 @@ class Pager(Protocol):
 class PolicyState:
     """The variables, hyper-parameters, generator and counters of one policy.
 
-    The variables have one home at a time, and whoever asks for `segments` or `arrays` has them
-    brought back into memory. They may be *paged out*: then their memory is gone, and the pager
-    knows where they are. Or they may be what an update `left`, which nobody has read yet: then
-    their memory stays as it is, the next update goes on without reading it, and acting views its
-    part of it.
+    Reading `segments` or `arrays` loads the variables into memory if they are not there. Either
+    they are *paged out*: their memory is freed and `pager` can load it again. Or they are in the
+    buffers of the last update (`left`): these are copied into the state's memory on demand only.
+    Until then the next update continues without reading that memory, and acting reads views of the
+    buffers.
 
     Attributes:
-        layout: where each variable lies.
-        hyper: the real-valued hyper-parameters in force, float32 `[H]`, in the Program's order.
-        rng: draws action noise; `settle` before you read it, unless you are `changing` the state.
+        layout: the position of each variable.
+        hyper: the current real-valued hyper-parameters, float32 `[H]`, in the Program's order.
+        rng: draws action noise; call `settle` before reading it, except within `changing`.
         learning_rng: draws the order of minibatches and the noise of learning; the same generator,
             unless sampling may overlap learning.
-        ahead: the action noise that was drawn ahead of its use, a `NoiseAhead`; None if none was.
-        global_timestep: rows acted on.
-        num_grad_updates: minibatch updates done.
-        version: grows with every change of the variables, so that copies can tell if they are old.
-        lock: held by whoever changes the variables or needs them to stay as they are for a while;
-            nobody holds those of two states at once.
-        pager: where the variables are when they are not in memory; None if they always are.
-        left: the pieces that the last update left, by name, until they are copied into memory.
-        frozen_as: the name under which the policy is frozen; None if it may change.
-        last_used: when somebody acted or asked for it last, by `tick()`.
+        ahead: action noise that was drawn before its use, a `NoiseAhead`; None without such noise.
+        global_timestep: the number of rows acted on.
+        num_grad_updates: the number of minibatch updates.
+        version: increases with every change of the variables, so that copies can be compared.
+        lock: hold it to change the variables, or to keep them unchanged. Never hold the locks of
+            two states at once.
+        pager: loads the variables when they are not in memory; None if they always are.
+        left: the buffers of the last update, by name, until they are copied into memory.
+        frozen_as: the ID under which the policy is frozen; None if it may change.
+        last_used: the time of the last use, by `tick()`.
     """
 
     rng: np.random.Generator
@@ -209,7 +207,7 @@ class PolicyState:
         self.hyper = np.fromiter(hyper, np.float32)
 
     def draw_apart(self) -> None:
-        """Gives learning a generator of its own, spawned from that of acting."""
+        """Gives learning a separate generator, spawned from that of acting."""
         self.learning_rng = self.rng.spawn(1)[0]
 
     @property
@@ -220,7 +218,7 @@ class PolicyState:
         return {"rng": self.rng, **apart}
 
     def settle(self) -> None:
-        """Puts the generator of acting where it is if no noise is drawn ahead; none is then."""
+        """Discards unused noise that was drawn ahead, and rewinds the generator accordingly."""
         if self.ahead is None:
             return
         with self.lock:
@@ -231,10 +229,10 @@ class PolicyState:
     def _start(self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator) -> None:
         self.layout = layout
         self.lock = threading.RLock()
-        self._segments: dict[str, np.ndarray] | None = None  # None unless they are up to date
+        self._segments: dict[str, np.ndarray] | None = None  # None if they are not up to date
         self._arrays: dict[str, np.ndarray] | None = None
-        self._acting: dict[str, np.ndarray] | None = None  # of what is left
-        self._acting_arrays: dict[str, np.ndarray] | None = None  # likewise
+        self._acting: dict[str, np.ndarray] | None = None  # of the pending update
+        self._acting_arrays: dict[str, np.ndarray] | None = None  # of the pending update
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
         self.rng = self.learning_rng = rng
@@ -254,18 +252,18 @@ class PolicyState:
 
     @property
     def segments(self) -> dict[str, np.ndarray]:
-        """The variables, one vector per segment; written in place.
+        """The variables, one vector per segment; they may be written in place.
 
-        The dict is another one whenever the memory is.
+        A new dict is returned whenever the memory is reallocated.
         """
         found = self._segments
         return self._brought_back() if found is None else found
 
     @property
     def acting(self) -> dict[str, np.ndarray]:
-        """The segments that acting reads, and maybe others; `lock` is held, and nobody writes them.
+        """The segments that acting reads, and possibly others, read-only; `lock` must be held.
 
-        Of what an update left they are copies.
+        While an update is pending they are copies of its results.
         """
         if self.left is None:
             return self.segments
@@ -278,10 +276,10 @@ class PolicyState:
 
     @property
     def acting_arrays(self) -> dict[str, np.ndarray]:
-        """The variables that acting reads, by key, and maybe others; `lock` is held.
+        """The variables that acting reads, by key, and maybe others; `lock` must be held.
 
-        What an update left is viewed where it is. Nobody writes them, and they are taken anew in
-        each call: the dict is another one whenever they may have changed place.
+        They are read-only. Pending results of an update are views. Get the dict again for each
+        call: it is a new one whenever the arrays may have moved.
         """
         if self.left is None:
             return self.arrays
@@ -295,7 +293,6 @@ class PolicyState:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """A view per variable, by key."""
         found = self._arrays
         if found is None:
             with self.lock:
@@ -315,40 +312,36 @@ class PolicyState:
             return self._segments  # type: ignore[return-value]
 
     def leave(self, left: Mapping[str, Any]) -> None:
-        """Takes what an update left for some of the variables; `lock` is held.
+        """Sets the results of an update of some or all variables; `lock` must be held.
 
         Args:
-            left: pieces that nobody writes, arrays or tensors. They are copied when somebody asks.
+            left: buffers that are never written again, arrays or tensors. They are copied on
+                demand.
         """
-        _ = self.left or self.segments  # an update may leave a part of the variables
+        _ = self.left or self.segments  # an update may change only some of the variables
         self.left = left
         self._segments = self._arrays = self._acting = self._acting_arrays = None
         self.version += 1
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the variables need no pager to be brought back."""
         return self._memory is not _NOTHING
 
     def page_in(self, memory: np.ndarray) -> None:
-        """Takes `memory` for the variables."""
+        """Uses `memory` for the variables."""
         self._memory = memory
         self._arrays = self._acting = self._acting_arrays = self.left = None
         self._segments = self._in_memory = self.layout.segments_in(memory)
 
     def page_out(self) -> None:
-        """Lets go of the variables, which the pager has; `lock` is held."""
+        """Frees the memory of the variables, which the pager has stored; `lock` must be held."""
         self._segments = self._arrays = self.left = None
         self._acting = self._acting_arrays = None
         self._memory, self._in_memory = _NOTHING, {}
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Holds the lock for a change of the variables.
-
-        Raises:
-            FrozenPolicyError: if the policy is frozen; nothing is changed then.
-        """
+        """Holds the lock for a change of the variables; raises a `FrozenPolicyError` if frozen."""
         with self.lock:
             self.require_changeable()
             if self.ahead is not None and self.learning_rng is self.rng:
@@ -356,19 +349,14 @@ class PolicyState:
             yield
 
     def require_changeable(self) -> None:
-        """Raises a `FrozenPolicyError` if the policy is frozen."""
         if self.frozen_as is not None:
             raise FrozenPolicyError(
-                f"The policy {self.frozen_as!r} is frozen: it acts, but neither learns nor takes "
-                "other weights. Change a copy: `policy_map.copy_policy(source, target)`."
+                f"The policy {self.frozen_as!r} is frozen: it can act, but cannot learn or change "
+                "its weights. Change a copy: `policy_map.copy_policy(source, target)`."
             )
 
     def copy(self, rng: np.random.Generator | None = None) -> PolicyState:
-        """Returns an independent state with the same variables, hyper-parameters and counters.
-
-        Args:
-            rng: the generator of the copy; None shares this one's.
-        """
+        """Returns an independent copy; it shares the generator if `rng` is None."""
         twin = PolicyState.__new__(PolicyState)
         with self.lock:
             self.settle()
@@ -383,24 +371,16 @@ class PolicyState:
         return twin
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Overwrites the named variables; the caller has checked keys and shapes.
-
-        Raises:
-            FrozenPolicyError: if the policy is frozen.
-        """
+        """Overwrites the named variables; the caller has checked keys and shapes."""
         with self.changing():
             for key, value in arrays.items():
                 self.arrays[key][...] = value
             self.version += 1
 
     def follow(self, tau: float, of: Collection[str] | None = None) -> None:
-        """Moves followers towards their networks: t <- tau s + (1 - tau) t.
+        """Moves target networks towards their networks: t <- tau s + (1 - tau) t.
 
-        Integer variables are copied.
-
-        Args:
-            tau: in [0, 1].
-            of: the networks that are followed; None for all.
+        Integer variables are copied. `of` limits this to the target networks of some networks.
         """
         with self.changing():
             for follower in self.layout.followers:
@@ -410,7 +390,7 @@ class PolicyState:
             self.version += 1
 
     def copy_of(self, *parts: str) -> dict[str, np.ndarray]:
-        """Returns copies of some parts' variables that are read, by key, in order."""
+        """Returns copies of the weights of some parts, by key, in order."""
         with self.lock:
             arrays = self.arrays
             return {slot.key: arrays[slot.key].copy() for slot in self.layout.weights(*parts)}

@@ -1,12 +1,12 @@
-"""What is known without TensorFlow of the runtimes: ways of acting, and versions of ONNX.
+"""Inference backends by name, and the supported ONNX opsets. Does not import TensorFlow.
 
-Each way that the setting `inference` names is a `Way` of `program/runtimes/runtime.py`, by where it
-is. A new one is a file that makes its `Way`, and a line here; "auto" takes the first that fits and
-can be built.
+Each value of the setting `inference` refers to a `Way` (`program/runtimes/runtime.py`) by import
+path. To add a backend, define its `Way` and add a line here; "auto" takes the first backend that
+fits and can be built.
 """
 
 OPSETS = range(11, 19)
-"""Versions of ONNX's operators that exports may have; old ones lack what some networks do."""
+"""The supported ONNX opsets; old ones lack operators that some networks need."""
 
 WAYS = {
     "onnx": "tfpolicies.program.inference:ONNX",

@@ -438,7 +438,7 @@ def test_only_discrete_actions_have_values(space):
         ({"replay_buffer_config": {"capacty": 9}}, "Did you mean 'capacity'"),
         ({"replay_buffer_config": {"type": "Ring"}}, "type"),
         ({"replay_buffer_config": {"memory_limit_bytes": -1}}, "`memory_limit_bytes` must be"),
-        ({"replay_buffer_config": {"storage_path": "/nowhere"}}, "a folder that is there"),
+        ({"replay_buffer_config": {"storage_path": "/nowhere"}}, "an existing folder"),
         ({"replay_buffer_config": {**UNIFORM, "prioritized_replay_alpha": 0.6}}, "uniformly"),
         ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_beta": -1}}, "number >= 0"),
         ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_alfa": 1}}, "_alpha'"),

@@ -148,7 +148,7 @@ def test_weights_that_overflow_behind_a_finite_loss_are_noticed():
     weights[key] = np.full_like(weights[key], -3e38)
     policy.set_weights(weights)
     before = everything(policy)
-    with pytest.raises(NonFiniteError, match=rf"'{key}' behind the update.*-inf"):
+    with pytest.raises(NonFiniteError, match=rf"'{key}' after the update.*-inf"):
         policy.learn_on_batch(batch_with(policy, np.ones(6)))
     assert_unchanged(policy, before)
 

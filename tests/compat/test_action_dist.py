@@ -319,11 +319,11 @@ def test_one_that_draws_by_itself_acts_through_tensorflow_and_says_so(caplog, tm
     means = policy.compute_actions(FIVE, explore=False)
     (line,) = [x.getMessage() for x in caplog.records]
     assert "acting through TensorFlow instead of ONNX Runtime" in line
-    assert "draws random numbers by itself (RandomStandardNormal)" in line
+    assert "draws random numbers (RandomStandardNormal)" in line
     np.testing.assert_array_equal(means.actions, means.extras["action_dist_inputs"])
     first, second = (policy.compute_actions(FIVE).actions for _ in range(2))
     assert not np.array_equal(first, second)
-    with pytest.raises(ExportError, match=r"gives other"):
+    with pytest.raises(ExportError, match=r"returns other"):
         policy.export_model(tmp_path)
 
 

@@ -320,7 +320,7 @@ def test_a_question_to_a_tensor_is_explained():
             return loss + self._mean_kl_loss if self.config["kl_coeff"] > 0.0 else loss
 
     policy = make(Asking)
-    with pytest.raises(ConfigError, match=r"Asking\.loss asks in Python"):
+    with pytest.raises(ConfigError, match=r"Asking\.loss uses the value of a tensor in Python"):
         policy.learn_on_batch(batch_for(policy, 4))
 
 

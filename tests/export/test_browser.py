@@ -378,8 +378,8 @@ def test_a_model_that_the_server_refuses_is_not_run(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"files": {"serving_default": "../model.onnx"}}, "which is no file beside it"),
-        ({"files": {"serving_default": "//evil.example/model.onnx"}}, "no file beside it"),
+        ({"files": {"serving_default": "../model.onnx"}}, "which is not a file in its folder"),
+        ({"files": {"serving_default": "//evil.example/model.onnx"}}, "not a file in its folder"),
         ({"noise": {"blocks": [["gumbel", 2_000_000]]}}, "noise of [2000000] numbers"),
         ({"noise": {"blocks": [["gumbel", -1], ["normal", 3]]}}, "each must be at least 0"),
         ({"noise": {"blocks": [["cauchy", 2]]}}, "noise of the kind cauchy"),

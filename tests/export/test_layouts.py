@@ -341,10 +341,10 @@ def test_files_go_back_where_the_version_cannot_be_placed(
     [
         ({"layout": "torchserve"}, r"layout must be one of \['tf-serving', 'triton'"),
         ({"layout": "tf-serving", "onnx": True}, r"onnx=True and layout='tf-serving' are two"),
-        ({"layout": "triton", "litert": True}, r"layout='triton' and litert=True are two forms"),
-        ({"litert": True, "onnx": 13}, r"onnx=13 and litert=True are two forms"),
-        ({"layout": "triton", "web": True}, r"layout='triton' and web=True are two forms"),
-        ({"litert": True, "web": True}, r"litert=True and web=True are two forms"),
+        ({"layout": "triton", "litert": True}, r"layout='triton' and litert=True are two formats"),
+        ({"litert": True, "onnx": 13}, r"onnx=13 and litert=True are two formats"),
+        ({"layout": "triton", "web": True}, r"layout='triton' and web=True are two formats"),
+        ({"litert": True, "web": True}, r"litert=True and web=True are two formats"),
         ({"litert": "int4"}, r"one of \['float32', 'float16', 'int8'\], got 'int4'"),
         ({"onnx": True, "observations": [[0.0]]}, "but litert is False"),
         ({"layout": "triton", "onnx": "13"}, "an integer from 11 to 18, got .13."),
@@ -400,7 +400,7 @@ def test_forms_that_would_mix_in_one_folder_are_refused(exported, first, mixed):
     before = content_of(exported / first)
     for second, asked in FORMS.items():
         if second != first and not {first, second} <= TOGETHER:
-            with pytest.raises(ExportError, match=r"another form \(.*\).*a folder of its own"):
+            with pytest.raises(ExportError, match=r"another format \(.*\).*a separate folder"):
                 mixed.export_model(exported / first, **asked)
     assert content_of(exported / first) == before
 
@@ -421,7 +421,7 @@ def test_no_form_is_written_into_a_part_of_an_export(exported, first, mixed):
             if (second, part) in (("triton", "models/kserve"), ("triton", "models/another")):
                 continue  # an entry of the repository
             written = "SavedModel" if second == "tf-serving" else second
-            with pytest.raises(ExportError, match=r"folder of its own") as refused:
+            with pytest.raises(ExportError, match="a separate folder") as refused:
                 mixed.export_model(exported / first / part, **asked)
             named = str(refused.value).replace("saved_model", "SavedModel")
             assert written.replace("web", "onnx") in named
@@ -432,7 +432,7 @@ def test_no_form_is_written_into_a_part_of_an_export(exported, first, mixed):
 def test_a_version_of_another_form_is_noticed_below_the_newest_number(exported, mixed, tmp_path):
     shutil.copytree(exported / "triton", tmp_path / "entry")
     (tmp_path / "entry" / "2").mkdir()
-    with pytest.raises(ExportError, match=r"another form \(triton\), and saved_model would mix"):
+    with pytest.raises(ExportError, match=r"another format \(triton\), and saved_model would mix"):
         mixed.export_model(tmp_path / "entry")
 
 

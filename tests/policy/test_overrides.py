@@ -146,7 +146,7 @@ def test_inputs_of_a_distribution_of_another_width_are_refused():
             dist_inputs, states = model({"obs": obs_batch}, state_batches)
             return tf.concat([dist_inputs] * 2, -1), self.dist_class, states
 
-    with pytest.raises(ConfigError, match=r"shape \(None, 4\); it must be \[N, 2\]"):
+    with pytest.raises(ConfigError, match=r"shape \(None, 4\); `self.dist_class` needs \[N, 2\]"):
         make(Wide).compute_actions(rows_of(OBS, 3))
 
 

@@ -260,7 +260,7 @@ def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now()
 # -- forms that fail or take long -------------------------------------------------------------
 
 GIVE_WAY = [
-    "learning is compiled step by step, for XLA cannot compile its loop: ",
+    "learning is compiled step by step, since XLA cannot compile its loop: ",
     "learning runs without XLA, which cannot compile it: ",
 ]
 

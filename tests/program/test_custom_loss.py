@@ -297,9 +297,9 @@ def late_layer(self, policy_loss, loss_inputs):
         (
             "Twice",
             lambda s, loss, d: loss + loss,
-            r"a list of 1, got the shapes \['\(\)', '\(\)'\]",
+            r"as policy_loss has: 1\. It returned the shapes \['\(\)', '\(\)'\]",
         ),
-        ("Late", late_layer, "custom_loss of the model makes a variable"),
+        ("Late", late_layer, "custom_loss of the model creates a variable"),
         ("Unknown", lambda s, loss, d: loss[0] + d["reward"], "no column 'reward'.*'rewards'"),
     ],
 )

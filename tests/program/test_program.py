@@ -87,7 +87,7 @@ def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
     inference = make(model={"fcnet_hiddens": [2]}).program.inference
     assert inference.actor("own").rows == [1, 7]
     assert inference.stacked_actor("own") is None
-    with pytest.raises(ConfigError, match=r"Wrong Runtime gives other values .*difference 1\)"):
+    with pytest.raises(ConfigError, match=r"Wrong Runtime gives different values .*difference 1\)"):
         inference.actor("wrong")
 
 

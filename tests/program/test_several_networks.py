@@ -475,7 +475,7 @@ PLANS = {
     ),
     "a rate that is none": (
         lambda plans: plans | {"critic": NetworkPlan(critic, lr="pace")},
-        r"has lr='pace', which is not among Wrong\.hyperparameters: lr, gamma, .*Add it there",
+        r"has lr='pace', which is not in Wrong\.hyperparameters: lr, gamma, .*Add it there",
     ),
 }
 

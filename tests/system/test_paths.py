@@ -258,7 +258,7 @@ def test_a_replay_buffer_keeps_its_folder(place):
     assert buffer.room.bytes_in_files > 0
     assert config.replay_buffer_config["storage_path"] == str(place.path)
     assert config.copy().replay_buffer_config["storage_path"] == str(place.path)
-    with pytest.raises(ConfigError, match="must be a folder that is there, or None, but got 'no'"):
+    with pytest.raises(ConfigError, match="must be an existing folder, or None, but got 'no'"):
         config.copy().training(replay_buffer_config={"storage_path": "no"})
 
 

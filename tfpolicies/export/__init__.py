@@ -1,1 +1,1 @@
-"""Programs with a state, written as SavedModel or ONNX and verified."""
+"""Exports of policies as SavedModel, ONNX or LiteRT, verified against the policy."""

@@ -1,4 +1,4 @@
-"""How often an artefact of rounded weights acts as its policy does."""
+"""Compares the actions of artefacts with rounded weights to those of their policy."""
 
 from __future__ import annotations
 
@@ -19,31 +19,26 @@ CLOSE = 0.01
 
 
 class Agreement(NamedTuple):
-    """How often greedy actions are those of the policy.
+    """The share of greedy actions that are equal to the policy's.
 
-    An action of real numbers counts as equal if no number differs by more than 1 % of the largest
-    one of its column, which counts as 1 if it is smaller; choices must be the same.
+    Real-valued actions count as equal if no number differs by more than 1 % of the largest absolute
+    value of its column, or of 1 if that is smaller. Choices must be the same.
     """
 
     observations: int
-    given: bool  # whether the caller gave the observations; else they are random ones
+    given: bool  # whether the caller gave the observations; otherwise they are random
     equal_actions: float  # the share of all observations
-    largest_difference: float  # of actions of real numbers, relative to the largest of the column
+    largest_difference: float  # of real-valued actions, relative to the largest of the column
 
 
 def agreement(
     run: Runner, program: Program, state: PolicyState, observations: Sequence[np.ndarray] | None
 ) -> Agreement:
-    """Compares greedy actions of an artefact with those of its policy.
+    """Compares greedy actions of an artefact to those of its policy.
 
-    What a policy reads besides observations is random: earlier steps, and memories that the policy
-    comes to within three steps.
-
-    Args:
-        run: `run(signature, inputs)` gives the artefact's outputs by name.
-        program: what the artefact was made from.
-        state: likewise.
-        observations: one array `[N, *shape]` per leaf; None for 1000 random ones.
+    Other inputs of the policy are random: earlier steps, and recurrent states that the policy
+    reaches within three steps. `run(signature, inputs)` returns the artefact's outputs by name.
+    `observations` are one array `[N, *shape]` per leaf; None for 1000 random ones.
     """
     rows = ROWS if observations is None else len(observations[0])
     comparison = Comparison(run, program, state)
@@ -65,15 +60,11 @@ def agreement(
 
 
 def checked_observations(program: Program, observations: Structure) -> list[np.ndarray]:
-    """Returns one array `[N, *shape]` per leaf of what a caller gave.
-
-    Raises:
-        ExportError: if a part is missing or has another shape, or there is no row.
-    """
+    """Returns the caller's observations as one array `[N, *shape]` per leaf."""
     found = [_leaf(observations, leaf) for leaf in program.ports.obs_leaves]
     if not len(found[0]) or len({len(array) for array in found}) > 1:
         raise ExportError(
-            f"observations must hold the same number of rows in each part, one at least, got "
+            f"observations must have the same number of rows in each part, at least one, got "
             f"{[len(array) for array in found]}. Give a batch of observations."
         )
     return found

@@ -1,4 +1,4 @@
-"""What a spec tells of the action distribution: how to read `action_dist_inputs`."""
+"""Describes the action distribution in a spec, to interpret `action_dist_inputs`."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _KINDS: dict[Any, str] = {
     DiagGaussian: "normal",
     SquashedGaussian: "squashed_normal",
 }
-_VALUES = "q_values"  # the output of policies whose inputs are values of actions
+_VALUES = "q_values"  # the output of policies whose distribution inputs are values of actions
 
 
 def describe_distribution(program: Program) -> list[dict[str, Any]]:
-    """Returns what the actions of each leaf are drawn from, as JSON values, one record per leaf.
+    """Returns the distribution of the actions of each leaf, as JSON values, one record per leaf.
 
-    Each has the leaf's `path`, a `kind` and the `columns` of `action_dist_inputs` that are its own,
-    from the first to behind the last. The kinds are:
+    Each has the leaf's `path`, a `kind` and its `columns` of `action_dist_inputs`, as start and end
+    (exclusive). The kinds are:
 
     * `choices`: logits, cell by cell, with the `sizes` of the cells;
     * `bits`: a logit for each bit;
-    * `values`: the value of each action, of which the largest is taken;
+    * `values`: the value of each action; the action with the largest value is chosen;
     * `normal`: means, then logarithms of standard deviations, of normalised actions;
       `squashed_normal`: the same, clipped to `log_std_range` and put through tanh;
-    * `other`: nothing can be told.
+    * `other`: unknown.
 
     Leaves of integers also have `first`, the environment's number for choice 0 of each cell. Boxes
     of floats have `low` and `high` (None where there is no bound), `half_width` and `middle`, which
-    bring normalised actions to the environment's units, and whether these are `clipped`.
+    convert normalised actions to the environment's units, and whether these are `clipped`.
     """
     leaves, kinds = program.spec.action_mapping.leaves, program.spec.dist_class.kinds
     known = len(kinds) == len(leaves) and all(map(is_distribution, kinds))
@@ -63,7 +63,7 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
 
 
 def samples_by_itself(spec: ProgramSpec) -> bool:
-    """Whether the class says how actions are sampled, so that the distribution does not tell."""
+    """Returns whether the class defines sampling itself, so that the distribution is unknown."""
     owner = spec.policy_class
     return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
 

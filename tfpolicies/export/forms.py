@@ -1,4 +1,4 @@
-"""The forms that a policy is exported in: which one a caller means, and what writes it."""
+"""Chooses the format of an export, and writes it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _WRITERS: Mapping[str, Callable[[ExportJob], ExportResult]] = {
     "kubernetes": export_kubernetes,
 }
 LAYOUTS = (TF_SERVING, _TRITON, "mlserver", _KSERVE, "kubernetes")
-_VERSIONED = (_SAVED_MODEL, _TRITON)  # the forms whose specs are in folders of versions
-_NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # forms that may share a folder
+_VERSIONED = (_SAVED_MODEL, _TRITON)  # the formats whose specs are in version folders
+_NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # formats that may share a folder
 
 
 @ensure_eager()
@@ -58,13 +58,13 @@ def export_policy(
     web: bool = False,
     ort_web: str | os.PathLike[str] | None = None,
 ) -> ExportResult:
-    """Writes a Program with a state in one form.
+    """Writes a Program with a state in one format.
 
-    What the arguments mean is said by `TFPolicy.export_model`.
+    For the arguments see `TFPolicy.export_model`.
 
     Raises:
-        ExportError: if they contradict each other, the folder holds an export of another form that
-            would mix with this one, or it cannot be exported.
+        ExportError: if they contradict each other, the folder contains an export of another format
+            that would mix with this one, or the policy cannot be exported.
     """
     opset = OPSET if onnx is None or isinstance(onnx, bool) else checked_opset(onnx)
     form = _form(onnx, layout, litert, web)
@@ -73,7 +73,7 @@ def export_policy(
     page = WebPage.wanted(web, ort_web)
     if observations is not None and not litert:
         raise ExportError(
-            "observations are what a LiteRT file is compared on, but litert is False. Give "
+            "observations are for comparing a LiteRT file to the policy, but litert is False. Give "
             "litert=True, 'float16' or 'int8', or leave observations out."
         )
     weights = litert if isinstance(litert, str) else "float32"
@@ -82,14 +82,10 @@ def export_policy(
 
 
 def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: bool) -> str:
-    """Returns which form is meant.
-
-    Raises:
-        ExportError: if there is none such, or more than one is meant.
-    """
+    """Returns the format that the arguments select."""
     if litert not in (False, True, *WEIGHTS):
         raise ExportError(
-            f"litert must be True or how weights are stored, one of {list(WEIGHTS)}, got "
+            f"litert must be True or the dtype of stored weights, one of {list(WEIGHTS)}, got "
             f"{litert!r}."
         )
     if layout not in (None, *LAYOUTS):
@@ -100,8 +96,8 @@ def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: 
     named = [f"{name}={value!r}" for name, value in given.items() if value]
     if len(named) > 1:
         raise ExportError(
-            f"{' and '.join(named)} are two forms. An export has one: call export_model once for "
-            "each, with a folder of its own."
+            f"{' and '.join(named)} are two formats. An export has one: call export_model once for "
+            "each, with separate folders."
         )
     if litert:
         return _LITERT
@@ -109,28 +105,28 @@ def _form(onnx: int | bool | None, layout: str | None, litert: bool | str, web: 
 
 
 def _require_no_other(folder: Path, form: str) -> None:
-    """Refuses a folder with an export of another form, which this one would mix with.
+    """Refuses a folder with an export of another format, with which this one would mix.
 
-    A SavedModel may be next to ONNX: one has versions, the other one files. No export goes into a
-    part of another one, but that of Triton into its own entry of KServe's repository.
+    A SavedModel may be next to ONNX: one has versions, the other one files. An export must not be
+    inside another one, except that of Triton in its own entry of KServe's repository.
     """
     form = _SAVED_MODEL if form == TF_SERVING else form
     whole, around = _export_around(folder, form)
     if around is not None:
         raise ExportError(
-            f"{str(folder)!r} is a part of the export of the form {around} in {str(whole)!r}, and "
-            f"{form} would mix with it. Give each form a folder of its own."
+            f"{str(folder)!r} is a part of the export of the format {around} in {str(whole)!r}, "
+            f"and {form} would mix with it. Give each format a separate folder."
         )
     others = _forms_in(folder) - {form, _NEIGHBOURS.get(form)}
     if others:
         raise ExportError(
-            f"{str(folder)!r} holds an export of another form ({', '.join(sorted(others))}), and "
-            f"{form} would mix with it. Give each form a folder of its own."
+            f"{str(folder)!r} has an export of another format ({', '.join(sorted(others))}), and "
+            f"{form} would mix with it. Give each format a separate folder."
         )
 
 
 def _forms_in(folder: Path) -> set[str]:
-    """Returns the forms of the exports that a folder holds."""
+    """Returns the formats of the exports in a folder."""
     if (folder / SERVICE_FILE).exists():
         return {_KSERVE}
     found = [form_of(place / SPEC_FILE) for place in (folder, *version_folders(folder))]
@@ -138,12 +134,7 @@ def _forms_in(folder: Path) -> set[str]:
 
 
 def _export_around(folder: Path, form: str) -> tuple[Path, str | None]:
-    """Returns the export that a folder is a part of and its form; None for the form if it is none.
-
-    Args:
-        folder: absolute.
-        form: of the export that is to be written there.
-    """
+    """Returns the export that contains a folder, and its format; None for the format if none."""
     for place in (folder, *folder.parents[:2]):
         found = form_of(place / SPEC_FILE)
         if found in _VERSIONED:

@@ -1,4 +1,4 @@
-"""What is exported and how: the options that the writers of all forms share."""
+"""The options that the writers of all formats share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tfpolicies.state import PolicyState
 
 
 class ExportJob(NamedTuple):
-    """A policy to export, and where to."""
+    """A policy to export, its destination and options."""
 
     program: Program
-    state: PolicyState  # a copy, which learning elsewhere does not change
-    target: Path  # the folder; made if missing
+    state: PolicyState  # a copy, so that learning does not change it
+    target: Path  # the folder; created if missing
     opset: int = OPSET  # of ONNX's operators
-    page: WebPage | None = None  # for the browser, beside the ONNX files
-    weights: str = "float32"  # how LiteRT stores them
-    observations: Any = None  # to compare actions of LiteRT on; None for random ones
+    page: WebPage | None = None  # for the browser, next to the ONNX files
+    weights: str = "float32"  # their dtype in LiteRT files
+    observations: Any = None  # to compare actions of LiteRT; None for random ones

@@ -1,4 +1,4 @@
-"""LiteRT files, for phones and small boards: greedy, one step of each sequence, any batch."""
+"""Exports LiteRT files, for phones and small boards: greedy, one step per sequence."""
 
 from __future__ import annotations
 
@@ -19,30 +19,23 @@ from tfpolicies.system.quiet import native_stderr_without, quiet_conversion
 
 MODEL_FILE = "model.tflite"
 WEIGHTS = ("float32", "float16", "int8")
-"""How weights may be stored. With `int8`, arrays of less than 1024 numbers stay as they are."""
+"""The dtypes of stored weights. With `int8`, arrays of less than 1024 numbers stay float32."""
 
 _UNSUPPORTED = re.compile("(?:TF Select|Custom) ops: (.+)")
 
 
 def export_litert(job: ExportJob) -> ExportResult:
-    """Writes `model.tflite` and `policy_spec.json`, verified through LiteRT.
+    """Writes `model.tflite` and `policy_spec.json`, verified by LiteRT.
 
-    The file has the greedy signature alone, without operations of TensorFlow (Flex). A policy with
-    a memory takes and gives one step, `[B, ...]`, and the memory. Files of an earlier export are
-    replaced. Weights of "float32" are verified to rounding; with "float16" or "int8" the result
-    says by how much outputs differ and how many actions are the same.
-
-    Args:
-        job: what is exported; its observations are a batch `[N, ...]`, nested as the space is, to
-            compare actions on, or None for 1000 random ones.
-
-    Returns:
-        The path of `model.tflite` and how well it agrees with the policy.
+    The file has only the greedy signature, without operations of TensorFlow (Flex). A recurrent
+    policy takes and returns one step, `[B, ...]`, and the recurrent state. Files of an earlier
+    export are replaced. Weights of "float32" are verified to rounding. For "float16" and "int8" the
+    result has the differences of outputs and the share of equal actions.
 
     Raises:
         MissingPackageError: if `ai-edge-litert` is not installed.
-        ExportError: if it cannot be converted, which names the operation, or written, or does not
-            do what the policy does; the folder is then as it was.
+        ExportError: if it cannot be converted (the message names the operation) or written, or
+            differs from the policy; the folder is then unchanged.
         ForkError: if this process was forked after TensorFlow had started.
     """
     _require_litert()
@@ -79,11 +72,7 @@ def _require_litert() -> None:
 
 
 def _converted(serving: Serving, weights: str) -> bytes:
-    """Returns the greedy signature as a LiteRT model.
-
-    Raises:
-        ExportError: if there is no form for it, naming the operations.
-    """
+    """Returns the greedy signature as a LiteRT model."""
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
         [serving.signatures[GREEDY]], serving.module
     )
@@ -100,13 +89,13 @@ def _converted(serving: Serving, weights: str) -> bytes:
     if not found:
         raise failed
     raise ExportError(
-        f"LiteRT has no operation for {', '.join(found)} of TensorFlow, which the policy computes "
-        "with. Write the model without it, or export a SavedModel or ONNX."
+        f"LiteRT has no operation for {', '.join(found)} of TensorFlow, which the policy uses. "
+        "Write the model without it, or export a SavedModel or ONNX."
     ) from failed
 
 
 def _step(content: bytes) -> Step:
-    """Returns what runs a LiteRT model, from inputs to outputs by name."""
+    """Returns a function that runs a LiteRT model, from inputs to outputs by name."""
     from ai_edge_litert.interpreter import Interpreter
 
     with native_stderr_without(b""):

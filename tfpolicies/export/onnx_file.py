@@ -1,4 +1,4 @@
-"""ONNX files: one graph that is greedy, one that samples, and a player beside them."""
+"""Exports ONNX files: a greedy graph, one that samples, and a client for them."""
 
 from __future__ import annotations
 
@@ -23,25 +23,19 @@ from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.ways import OPSETS
 
 PLAYER_FILE = "play.py"
-_PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it stands alone
+_PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it has no dependencies
 
 
 def export_onnx(job: ExportJob) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 
-    Beside them lie `policy_spec.json` and `play.py`, a client that needs NumPy and ONNX Runtime
-    only. Files of an earlier export are replaced.
-
-    Args:
-        job: what is exported, and where to.
-
-    Returns:
-        The path of `model.onnx` and how well both graphs agree with the policy.
+    Also writes `policy_spec.json` and `play.py`, a client that needs only NumPy and ONNX Runtime.
+    Files of an earlier export are replaced.
 
     Raises:
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; the folder is
-            then as it was.
+        ExportError: if it cannot be written or differs from the policy; the folder is then
+            unchanged.
         ForkError: if this process was forked after TensorFlow had started.
     """
     target, page = job.target, job.page
@@ -59,13 +53,7 @@ def export_onnx(job: ExportJob) -> ExportResult:
 
 @contextlib.contextmanager
 def onnx_staging(job: ExportJob) -> Iterator[Path]:
-    """Gives a folder for the ONNX files of a job, if ONNX can be written here.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: whatever else goes wrong inside.
-        ForkError: if this process was forked after TensorFlow had started.
-    """
+    """Yields a folder for the ONNX files of a job; any error in the block is an `ExportError`."""
     _require("tf2onnx", "onnx", "onnxruntime")
     require_tensorflow()
     what = f"ONNX (opset {job.opset})"
@@ -76,15 +64,8 @@ def onnx_staging(job: ExportJob) -> Iterator[Path]:
 def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: object) -> Parity:
     """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` of a job, verified.
 
-    Args:
-        job: what is exported, and where to.
-        others: files that go beside them, by name.
-        **entries: what else `policy_spec.json` says.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: whatever else goes wrong; the folder is then as it was.
-        ForkError: if this process was forked after TensorFlow had started.
+    `others` are additional files by name, `entries` additional entries of `policy_spec.json`.
+    Raises as `export_onnx` does.
     """
     with onnx_staging(job) as folder:
         serving = Serving(job.program, job.state)
@@ -101,11 +82,7 @@ def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: object) -
 
 
 def checked_opset(opset: int) -> int:
-    """Returns the version of ONNX's operators as an integer that is in `OPSETS`.
-
-    Raises:
-        ExportError: if it is something else.
-    """
+    """Returns an ONNX opset as an integer; raises an `ExportError` unless it is in `OPSETS`."""
     try:
         number = operator.index(opset)
     except TypeError:
@@ -136,20 +113,13 @@ def onnx_model(
     outputs: Sequence[ServingPort],
     opset: int = OPSET,
 ) -> bytes:
-    """Converts a function of tensors to a serialised ONNX model.
-
-    Args:
-        function: takes a tensor per input, and gives one per output.
-        inputs: the ports, in order.
-        outputs: likewise.
-        opset: the version of ONNX's operators.
-    """
+    """Converts a function from a tensor per input to one per output, to a serialised ONNX model."""
     import onnx
 
     specs = [port.tensor_spec for port in inputs]
     traced = tf.function(function, input_signature=specs, autograph=False)
     model = onnx.load_from_string(convert(traced, specs, [port.name for port in outputs], opset))
-    # A graph lists what it uses; the ports are promised, whether the model reads them or not.
+    # A graph lists only inputs that it uses, but an export must have all ports.
     for values, ports in ((model.graph.input, inputs), (model.graph.output, outputs)):
         del values[:]
         values.extend(value_info(port) for port in ports)
@@ -157,7 +127,7 @@ def onnx_model(
 
 
 def value_info(port: ServingPort) -> Any:
-    """Returns an input or output of a graph as ONNX describes it."""
+    """Returns ONNX's description of an input or output of a graph."""
     import onnx
 
     kind = onnx.helper.np_dtype_to_tensor_dtype(port.port.dtype)

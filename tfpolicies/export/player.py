@@ -1,6 +1,6 @@
-"""Plays an exported policy: needs NumPy and ONNX Runtime; to make environments, Gymnasium too.
+"""Runs an exported policy; needs NumPy and ONNX Runtime, and Gymnasium to create environments.
 
-This file lies beside `model.onnx` as `play.py`. It never imports TensorFlow, Keras or the package
+This file is next to `model.onnx` as `play.py`. It never imports TensorFlow, Keras or the package
 that made the export. As a program:
 
     python play.py --env CartPole-v1 --episodes 100 --seed 0
@@ -48,13 +48,13 @@ _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def providers_for(device: str) -> list[str]:
-    """Returns the providers of ONNX Runtime that compute on a device.
+    """Returns the providers of ONNX Runtime for a device.
 
     Args:
         device: "cpu", "cuda", or "auto": a GPU if ONNX Runtime can use one.
 
     Raises:
-        ValueError: if this ONNX Runtime cannot compute there; see `require_providers`.
+        ValueError: if this ONNX Runtime cannot use the device; see `require_providers`.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r:.200}.")
@@ -67,7 +67,7 @@ def require_providers(providers: Sequence[str]) -> list[str]:
     """Returns providers of ONNX Runtime, if it has them.
 
     Raises:
-        ValueError: if it lacks one, or there is none; it says what to install.
+        ValueError: if it lacks one, or the list is empty; says what to install.
     """
     available = onnxruntime.get_available_providers()
     if isinstance(providers, str) or not providers:
@@ -83,37 +83,37 @@ def require_providers(providers: Sequence[str]) -> list[str]:
 
 _INSTALL_CUDA = (
     " For CUDA run `pip uninstall onnxruntime` and `pip install onnxruntime-gpu`: the two packages "
-    "exclude each other."
+    "cannot be installed together."
 )
 
 
 class OnnxPolicy:
-    """A policy in an ONNX file, described by the `policy_spec.json` beside it.
+    """A policy in an ONNX file, described by `policy_spec.json` in the same folder.
 
     Attributes:
-        spec: what `policy_spec.json` says.
+        spec: the content of `policy_spec.json`.
         file: the ONNX file.
-        observed: the inputs that observations fill, as the spec has them.
-        actions: the outputs that are actions for the environment, as the spec has them.
+        observed: the input ports for observations, from the spec.
+        actions: the output ports that are actions for the environment, from the spec.
         get_run_options: returns the options of ONNX Runtime for each call, by which others can end
-            it; None for ONNX Runtime's own.
+            it; None for ONNX Runtime's defaults.
 
     Args:
-        path: `model.onnx`, or the folder that holds it.
-        sample: draw actions from the distribution instead of taking the most likely one.
-        seed: seeds the draws; None for fresh ones.
-        threads: how many threads one call may use.
-        prepare: is given the model once it is checked, and returns the one to run, which may lack
+        path: `model.onnx`, or its folder.
+        sample: draw actions from the distribution instead of choosing the most likely one.
+        seed: seeds the draws; None for a random seed.
+        threads: the number of threads per call.
+        prepare: called with the checked model; returns the model to run, which may have fewer
             outputs.
-        limited: whether time and memory are limited, by `LimitedSession`. A file of your own may do
-            without.
-        providers: what ONNX Runtime computes with, the best one first; None: the CPU. Without the
-            CPU among them, a GPU that cannot be used is an error.
+        limited: whether time and memory are limited, by `LimitedSession`. Files that you trust need
+            no limits.
+        providers: the providers of ONNX Runtime, the best one first; None: the CPU. If the CPU is
+            not among them, a GPU that cannot be used is an error.
 
     Raises:
-        FileNotFoundError: if a file of the export is missing, or is no regular file.
-        ValueError: if the files do not belong together, are not what an export writes, or take too
-            much.
+        FileNotFoundError: if a file of the export is missing, or is not a regular file.
+        ValueError: if the files do not belong together, are not as an export writes them, or need
+            too many resources.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class OnnxPolicy:
         folder = place if place.is_dir() else place.parent
         if not (folder / "policy_spec.json").exists():
             raise FileNotFoundError(
-                f"{os.fspath(path)!r} ({place}) is no export: {folder} has no policy_spec.json."
+                f"{os.fspath(path)!r} ({place}) is not an export: {folder} has no policy_spec.json."
             )
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
@@ -193,21 +193,21 @@ class OnnxPolicy:
         self._carried: dict[str, np.ndarray] = {}
 
     def reset(self) -> None:
-        """Forgets the running episodes, for policies that remember."""
+        """Resets the recurrent state and earlier steps, before new episodes."""
         self._carried = {}
 
     def act(self, obs: Any, reward: Any = 0.0) -> Any:
         """Returns the action for one observation, or `[B, ...]` for a batch `[B, ...]` of them.
 
-        Observations are nested as the environment's space is; actions are ready for it. A policy
-        with a memory keeps it from call to call; call `reset` before a new episode.
+        Observations are nested as the environment's space is; actions are ready for it. The
+        recurrent state is kept from call to call; call `reset` before a new episode.
 
         Args:
-            obs: what the environment shows.
-            reward: what the last action earned, for policies that read it.
+            obs: the observation of the environment.
+            reward: the reward of the last action, for policies that read it.
 
         Raises:
-            ValueError: if it is not of the space, or has a mask that allows no action.
+            ValueError: if it is not in the space, or has a mask that allows no action.
         """
         leaves, single = self._leaves(obs)
         self.check({port["name"]: x for port, x in zip(self.observed, leaves, strict=True)})
@@ -233,7 +233,7 @@ class OnnxPolicy:
 
         Args:
             feed: observations by input, `[B, ...]`, or `[B, T, ...]` with `counted`.
-            counted: which steps `[B, T]` of sequences are more than padding.
+            counted: bool `[B, T]`, the steps of sequences that are not padding.
             first_row: the number of the first row in messages.
 
         Raises:
@@ -245,13 +245,13 @@ class OnnxPolicy:
             self._masks.check(feed, counted, first_row)
 
     def fresh(self, rows: int) -> dict[str, np.ndarray]:
-        """Returns what is carried into the first steps of episodes: zeros, by name.
+        """Returns the carry for the first steps of episodes: zeros, by name.
 
-        That is the memory, and the last steps of what the policy looks back on, `[rows, steps,
-        ...]` each, the newest one last.
+        The carry is the recurrent state, and the earlier steps that the policy reads, `[rows,
+        steps, ...]` each, the newest one last.
         """
         carried = {x["name"]: np.zeros((rows, *_row_shape(x)), x["dtype"]) for x in self._memory}
-        for seen in sorted(self._seen, key=lambda seen: -min(seen.shifts)):  # the deepest last
+        for seen in sorted(self._seen, key=lambda seen: -min(seen.shifts)):  # the longest last
             shape = (rows, -min(seen.shifts), *seen.shape)
             carried[seen.source] = np.zeros(shape, seen.dtype)
         return carried
@@ -262,12 +262,12 @@ class OnnxPolicy:
         leaves: Sequence[np.ndarray],
         carried: Mapping[str, np.ndarray],
     ) -> dict[str, np.ndarray]:
-        """Returns what is carried into the next steps; what this one earns is 0 until it is told.
+        """Returns the carry for the next steps; the reward of this step is 0 until it is set.
 
         Args:
-            outputs: what `run` returned.
-            leaves: what it was given.
-            carried: likewise.
+            outputs: the result of `run`.
+            leaves: the observations of `run`.
+            carried: the carry of `run`.
         """
         observed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
         found = {name: outputs[after] for name, after in self._kept.items()}
@@ -303,7 +303,7 @@ class OnnxPolicy:
         Args:
             leaves: one array `[B, ...]` per observation leaf.
             noise: `[B, size]`, or None for the greedy actions.
-            carried: what `fresh` or `after` returned, for policies that remember.
+            carried: the result of `fresh` or `after`, for policies that read earlier steps.
         """
         return self.of_one_step(self.infer(self.feed(leaves, noise, carried)))
 
@@ -313,7 +313,7 @@ class OnnxPolicy:
         noise: np.ndarray | None = None,
         carried: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Returns the file's inputs for one step, by name; takes what `run` takes."""
+        """Returns the file's inputs for one step, by name; has the arguments of `run`."""
         rows = len(leaves[0])
         feed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
         carried = self.fresh(rows) if carried is None else carried
@@ -328,16 +328,16 @@ class OnnxPolicy:
         return feed
 
     def infer(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the file's outputs by name, given all of its inputs: rows, or sequences.
+        """Returns the file's outputs by name for all of its inputs: rows, or sequences.
 
         Raises:
-            ValueError: if it takes too much time or memory.
+            ValueError: if it needs too much time or memory.
         """
         options = self.get_run_options() if self.get_run_options else None
         return dict(zip(self._outputs, self._model.run(self._outputs, feed, options), strict=True))
 
     def of_one_step(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns outputs of `infer` without the axis of steps that a memory gives them."""
+        """Removes the time axis that outputs of recurrent policies have."""
         if not self._memory:
             return {**outputs}
         after = self._kept.values()
@@ -356,7 +356,7 @@ class OnnxPolicy:
             given = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
             raise ValueError(
                 f"The observation has no part {'/'.join(port['path'])!r}: the policy reads the "
-                f"parts {parts}, got {given}. Give it as the environment shows it."
+                f"parts {parts}, got {given}. Give it as the environment returns it."
             ) from error
 
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
@@ -379,27 +379,27 @@ class OnnxPolicy:
 
 
 def _of_dtype(given: np.ndarray, port: Mapping[str, Any]) -> np.ndarray:
-    """Returns numbers in the dtype of an input, if they are the same in it."""
+    """Returns numbers in the dtype of an input, if that does not change them."""
     with np.errstate(invalid="ignore"):
         array = given.astype(port["dtype"], copy=False)
     if array.dtype.kind != "f" and array.dtype != given.dtype and (array != given).any():
         raise ValueError(
             f"{port['name']} must have numbers of {port['dtype']}, as its space does, got "
-            f"{given[array != given].reshape(-1)[0]}. Give it as the environment does."
+            f"{given[array != given].reshape(-1)[0]}. Give it as the environment returns it."
         )
     return array
 
 
 class _Choice(NamedTuple):
-    """An input of choices, as `Discrete` and `MultiDiscrete` have them."""
+    """An input of choices, from `Discrete` and `MultiDiscrete` spaces."""
 
     name: str
-    start: np.ndarray  # int64, `()` or as a row
-    size: np.ndarray  # uint64, likewise
+    start: np.ndarray  # int64, `()` or the shape of a row
+    size: np.ndarray  # uint64, `()` or the shape of a row
 
     def check(self, array: np.ndarray, counted: np.ndarray | None, first_row: int) -> None:
-        """Raises a `ValueError` unless all that counts is one of `size` numbers from `start`."""
-        inside = (array - self.start).view(np.uint64) < self.size  # what is less wraps around
+        """Raises a `ValueError` unless all valid entries are among `size` numbers from `start`."""
+        inside = (array - self.start).view(np.uint64) < self.size  # negative numbers wrap around
         if counted is not None:
             inside[~counted] = True
         if 0 in inside.tobytes():
@@ -412,7 +412,7 @@ class _Choice(NamedTuple):
 
 
 def _choices_of(observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> list[_Choice]:
-    """Returns the inputs of choices among those that observations fill."""
+    """Returns the inputs of choices among the inputs for observations."""
     found = []
     for port in observed:
         leaf = space
@@ -429,11 +429,11 @@ def _choices_of(observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any])
 
 
 class _Masks(NamedTuple):
-    """The inputs that say which actions are allowed, side by side."""
+    """The inputs for action masks, concatenated."""
 
     names: tuple[str, ...]
     widths: tuple[int, ...]  # in columns
-    choices: tuple[slice, ...]  # the columns of which one must be open
+    choices: tuple[slice, ...]  # the columns of which one must be allowed
 
     @classmethod
     def of(cls, observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> _Masks | None:
@@ -452,7 +452,7 @@ class _Masks(NamedTuple):
     def check(
         self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None, first_row: int
     ) -> None:
-        """Raises a `ValueError` unless each row that counts has an action for each choice."""
+        """Raises a `ValueError` unless each valid row allows an action for each choice."""
         axes = 1 if counted is None else 2
         pairs = zip(self.names, self.widths, strict=True)
         flat = [feed[name].reshape(*feed[name].shape[:axes], width) for name, width in pairs]
@@ -474,7 +474,7 @@ class _Masks(NamedTuple):
 
 
 def _cells(space: Mapping[str, Any], most: int) -> Iterator[tuple[int, bool]]:
-    """Yields how many columns each part of an action has in a mask, and whether one must be open.
+    """Yields the number of mask columns of each part of an action, and whether one must be allowed.
 
     The bits of a MultiBinary may all be forbidden, and a Box of floats has no columns.
     """
@@ -499,7 +499,7 @@ def _cells(space: Mapping[str, Any], most: int) -> Iterator[tuple[int, bool]]:
 
 
 class _Seen(NamedTuple):
-    """An input that shows steps of the past, relative to the present one."""
+    """An input with steps of the past, relative to the current one."""
 
     name: str
     source: str  # the observation, normalised action or "rewards" that it shows
@@ -510,7 +510,7 @@ class _Seen(NamedTuple):
 
     @classmethod
     def of(cls, port: Mapping[str, Any], view: Mapping[str, Any], observed: str) -> _Seen:
-        """Returns what an input shows, as the spec says; `observed` is the leaf of its number."""
+        """Returns the view input of a port; `observed` is the observation that it shows, if any."""
         source = view["column"]
         if source == "obs":
             source = observed
@@ -523,7 +523,7 @@ class _Seen(NamedTuple):
         return cls(port["name"], source, shifts, is_window, shape[is_window:], port["dtype"])
 
     def steps(self, past: np.ndarray, now: np.ndarray | None) -> np.ndarray:
-        """Returns the input `[B, ...]`, given the last steps `[B, steps, ...]` and the present."""
+        """Returns the input `[B, ...]` from past steps `[B, steps, ...]` and the current one."""
         present = past.shape[1]
         if 0 in self.shifts and now is not None:
             past = np.concatenate([past, now[:, None]], axis=1, dtype=past.dtype)
@@ -532,7 +532,7 @@ class _Seen(NamedTuple):
 
 
 def _previous_of(ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the views that an export reads whose spec does not list them."""
+    """Returns the views of exports whose spec does not list them."""
     found = []
     for column in ("actions", "rewards"):
         name = f"prev_{column}"
@@ -560,7 +560,6 @@ _NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] 
 
 
 def _nested(space: Mapping[str, Any], leaves: Iterator[Any]) -> Any:
-    """Puts one value per leaf into the structure of a space's record."""
     if space["type"] == "Dict":
         return {key: _nested(sub, leaves) for key, sub in space["spaces"]}
     if space["type"] == "Tuple":
@@ -596,14 +595,14 @@ _SPEC: dict[str, Any] = {
     "observation_space": {"type": str},
     "action_space": {"type": str},
 }
-"""The forms of entries: objects with some entries, or with any of one form (the key is `str`);
-lists of one form, and lists of a length (tuples)."""
+"""The schemas of entries: objects with some entries, or with any entries of one schema (the key is
+`str`); lists of one schema, and lists of a fixed length (tuples)."""
 
-_OPTIONAL = ("views",)  # which earlier exports lack
+_OPTIONAL = ("views",)  # not in earlier exports
 
 
 def _has_form(value: Any, form: Any) -> bool:
-    """Whether JSON has a form as in `_SPEC`."""
+    """Returns whether a JSON value matches a schema of `_SPEC`."""
     if isinstance(form, tuple):
         fits = isinstance(value, list) and len(value) == len(form)
         return fits and all(map(_has_form, value, form))
@@ -619,7 +618,6 @@ def _has_form(value: Any, form: Any) -> bool:
 
 
 def _entry(entries: Mapping[str, Any], name: str) -> Any:
-    """Returns an entry of a spec."""
     if name not in entries:
         raise ValueError(
             f"The policy_spec.json has no entry for {name!r}; export the policy again."
@@ -628,7 +626,7 @@ def _entry(entries: Mapping[str, Any], name: str) -> Any:
 
 
 def _read_file(path: Path) -> bytes:
-    """Returns what a file of the export holds; a pipe or a device would never end."""
+    """Returns the content of a file of the export; refuses pipes and devices, which never end."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
@@ -638,24 +636,24 @@ def _read_file(path: Path) -> bytes:
 
 
 def _plain_name(name: str) -> str:
-    """Returns the name of a file in the folder that names it."""
+    """Returns a file name if it is in the folder of the spec."""
     if not 0 < len(name) < 256 or Path(name).name != name:
-        raise ValueError(f"The policy_spec.json names {name!r:.200}, which is no file beside it.")
+        raise ValueError(
+            f"The policy_spec.json names {name!r:.200}, which is not a file in its folder."
+        )
     return name
 
 
 _MOST = 100_000_000  # numbers of one row
-_MOST_NOISE = 1_000_000  # which are drawn for each request, whatever its size
+_MOST_NOISE = 1_000_000  # numbers per row
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
-    """Checks what is made as a spec says: arrays of numbers, of sizes that a policy may have."""
+    """Checks dtypes and sizes of the arrays in a spec, which the caller will allocate."""
     sizes = [math.prod(_row_shape(port)) for port in ports]
     if not all(0 <= size <= _MOST for size in sizes):
-        raise ValueError(
-            f"The policy_spec.json names arrays of {max(sizes)!r:.200} numbers for a row."
-        )
+        raise ValueError(f"The policy_spec.json has arrays of {max(sizes)!r:.200} numbers per row.")
     drawn = [size for _, size in noise]
     is_count = all(type(size) is int and size >= 0 for size in drawn)
     if not is_count or sum(drawn) > _MOST_NOISE:
@@ -671,11 +669,11 @@ def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> No
         )
     for port in ports:
         if not _DTYPES.fullmatch(port["dtype"]):
-            raise ValueError(f"The policy_spec.json names arrays of {port['dtype']!r:.200}.")
+            raise ValueError(f"The policy_spec.json has arrays of {port['dtype']!r:.200}.")
 
 
 def _check_noise(inputs: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
-    """Checks that as much noise is drawn as the model takes."""
+    """Checks that the drawn noise has the size of the model's input."""
     taken = [math.prod(_row_shape(port)) for port in inputs if port["name"] == "noise"]
     drawn = sum(size for _, size in noise)
     if taken != [drawn]:
@@ -707,9 +705,10 @@ _KEPT: dict[str, dict[int, str]] = {
     "shape": {1: "axis"},
     "axis": {1: "", 2: ""},
 }
-"""The fields of ONNX's messages that computing needs, by number: the message in one, "" for none.
+"""The fields of ONNX's messages that are needed for computing, by number: the kind of message in
+the field, or "" for none.
 
-`quantization_annotation`, `metadata_props`, texts for readers and unknown fields are left out.
+`quantization_annotation`, `metadata_props`, documentation and unknown fields are left out.
 """
 
 
@@ -731,22 +730,22 @@ _REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
     ("tensor", 13): lambda content: "has weights in other files",
     ("tensor", 14): lambda content: "has weights in other files" if any(content) else "",
 }
-"""What a field has by which a model would do more than compute numbers; "" for nothing."""
+"""Checks of fields that let a model do more than compute numbers: the problem, or ""."""
 
 _EXTERNAL_ENTRY, _EXTERNAL_LOCATION, _RAW_DATA = ("tensor", 13), ("tensor", 14), 9
 _ReadExternal = Callable[[Mapping[str, str]], bytes]
 
 _NAMED = {("graph", 2), ("value", 1), ("axis", 2), ("attribute", 1), ("tensor", 8)}
 _NAMED |= {("node", field) for field in (1, 2, 3, 4)}
-"""Fields with names, which ONNX Runtime takes for UTF-8."""
+"""Fields with names, which ONNX Runtime reads as UTF-8."""
 
-_TEXTS = "has tensors of texts"  # whose memory ONNX Runtime does not count
-_TEXT = 8  # their number in `TensorProto.DataType`
+_TEXTS = "has tensors of texts"  # ONNX Runtime does not count their memory
+_TEXT = 8  # the number of strings in `TensorProto.DataType`
 _MOST_PARTS, _MOST_NODES, _DEEPEST = 200_000, 10_000, 60
 
 
 class _Rebuilding:
-    """Copies the fields of an ONNX model that computing needs, and refuses what no policy has."""
+    """Copies the fields of an ONNX model that are needed for computing; refuses other features."""
 
     def __init__(self, limited: bool, read_external: _ReadExternal | None = None) -> None:
         self._nodes_left = _MOST_NODES if limited else math.inf
@@ -754,7 +753,7 @@ class _Rebuilding:
         self._read_external = read_external
 
     def copy(self, kind: str, message: memoryview, depth: int = 0) -> bytearray:
-        """Returns a message with its fields written in the one usual way.
+        """Returns a message with its fields in the canonical encoding.
 
         Raises:
             LookupError: if it is damaged.
@@ -803,7 +802,7 @@ def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]
     while at < end:
         tag, start = _varint(message, at)
         field, wire = tag >> 3, tag & 7
-        if tag >= 1 << 32 or not field:  # a reader may cut bits off and see another field
+        if tag >= 1 << 32 or not field:  # a reader may truncate it and read another field
             raise IndexError
         if wire == 2:
             size, start = _varint(message, start)
@@ -816,7 +815,7 @@ def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]
 
 
 def _read_entry(message: memoryview) -> dict[str, str]:
-    """Returns the key and value of one of the entries that say where a tensor's numbers are.
+    """Returns key and value of an entry that locates the external data of a tensor.
 
     Raises:
         LookupError: if it is damaged.
@@ -843,18 +842,19 @@ _FIXED_SIZES = {1: 8, 5: 4}  # bytes of a field, by its wire type
 def rebuild_model(
     path: Path, content: bytes, *, limited: bool = True, read_external: _ReadExternal | None = None
 ) -> bytes:
-    """Returns an ONNX model made again from the checked parts of a file, for `LimitedSession`.
+    """Returns an ONNX model rebuilt from the checked parts of a file, for `LimitedSession`.
 
-    It has ONNX's own operators, its weights in itself, and nothing that computing does not need. A
-    file in another format, such as ONNX Runtime's own, which such a check cannot read, is refused.
+    It has only ONNX's standard operators, contains its weights, and nothing that is not needed for
+    computing. A file in another format, such as ONNX Runtime's own, which cannot be checked in this
+    way, is refused.
 
     Args:
         path: of the file, for messages.
         content: of the file.
         limited: whether the number of nodes and other parts is limited.
-        read_external: returns the bytes of a tensor that lie in another file, by the entries that
-            say where: `location`, and maybe `offset` and `length`; a ValueError refuses them, its
-            text being a verb with an object. By default such tensors are refused.
+        read_external: returns the bytes of a tensor in another file, by the entries that locate it:
+            `location`, and optionally `offset` and `length`. A ValueError refuses them; its text is
+            a verb with an object. By default such tensors are refused.
 
     Raises:
         ValueError: if the file is damaged or refused.
@@ -869,14 +869,14 @@ def rebuild_model(
         raise ValueError(f"{path} is damaged; export the policy again.") from None
     except ValueError as error:
         raise ValueError(
-            f"{path} {error}, which is refused: a policy has ONNX's own operators on numbers, and "
-            "its weights in the file. Export it again without."
+            f"{path} {error}, which is refused: a policy may have only ONNX's standard operators "
+            "on numbers, and its weights in the file. Export it again without."
         ) from None
     return bytes(model)
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Returns a number of variable length, at most ten bytes, and where it ends."""
+    """Returns a number of variable length, at most ten bytes, and its end."""
     value = 0
     for shift in range(0, 70, 7):
         byte = message[at]
@@ -888,7 +888,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """Returns a number that is not negative as `_varint` reads it, in as few bytes as possible."""
+    """Returns the shortest encoding of a non-negative number that `_varint` reads."""
     digits = bytearray()
     while value > 127:
         digits.append(value & 127 | 128)
@@ -902,31 +902,31 @@ def encode_varint(value: int) -> bytes:
 _MEMORY = 1 << 30  # bytes between operators, of all limited models of a process together
 CALL_SECONDS = 30.0  # of one call
 _TRIAL_ROWS, _TRIAL_MEMORY = 16, 400_000_000
-_TRIAL_SECONDS = 1.0, 1e-7  # of the processor, and for each byte of the model
-_TRIAL_WAIT = 120.0  # seconds, as long as the machine may be busy with other work
+_TRIAL_SECONDS = 1.0, 1e-7  # CPU time: base, and per byte of the model
+_TRIAL_WAIT = 120.0  # seconds of wall-clock time, for busy machines
 
 
 class LimitedSession:
-    """A session of ONNX Runtime for one model, which bounds what the model may take.
+    """A session of ONNX Runtime for one model, with limits of time and memory.
 
-    A model of another source can ask for any amount of time and memory, whatever its size. It is
-    first loaded and run on 16 rows in a process of its own, which ends if that takes too much. In
-    this process its operators share 1 GiB with those of all other limited models, and a call ends
-    between two operators once it has taken 30 seconds; the model is then stopped for good.
+    A model from an untrusted source can need any amount of time and memory, whatever its size. It
+    is first loaded and run on 16 rows in a separate process, which ends if that takes too much. In
+    this process its operators share 1 GiB with those of all other limited models. A call that takes
+    30 seconds ends between two operators, and the model is then stopped permanently.
 
     Attributes:
         session: the `onnxruntime.InferenceSession`.
 
     Args:
-        source: names the model in messages.
-        model: as `rebuild_model` returns it.
-        threads: that one call may use.
-        limited: whether there are limits. A model of your own may do without.
-        tried: a larger model of which this is a part, to be tried in its place.
+        source: the name of the model in messages.
+        model: from `rebuild_model`.
+        threads: the number of threads per call.
+        limited: whether there are limits. Models that you trust need no limits.
+        tried: a larger model that contains this one, to be tried instead of it.
         providers: see `OnnxPolicy`.
 
     Raises:
-        ValueError: if it cannot be loaded or takes too much, or a provider is missing.
+        ValueError: if it cannot be loaded or needs too much, or a provider is missing.
     """
 
     def __init__(
@@ -946,7 +946,7 @@ class LimitedSession:
             _try_in_process(source, tried or model)
         try:
             self.session = _open(model, threads, limited, providers)
-        except Exception as error:  # ONNX Runtime's are of no public class
+        except Exception as error:  # ONNX Runtime's errors have no public class
             raise ValueError(f"{source} cannot be loaded: {error!s:.500}") from error
         if _CPU not in providers and self.session.get_providers()[0] != providers[0]:
             raise ValueError(
@@ -965,10 +965,11 @@ class LimitedSession:
         Args:
             names: of the outputs.
             feed: all inputs by name.
-            options: of this call, by which the caller ends it; its time is then not limited here.
+            options: of this call, by which the caller can end it; then its time is not limited
+                here.
 
         Raises:
-            ValueError: if it takes too much time or memory.
+            ValueError: if it needs too much time or memory.
         """
         has_clock = self._limited and options is None
         if has_clock:
@@ -989,33 +990,32 @@ class LimitedSession:
                 CALL_CLOCK.stop()
 
     def stop(self) -> None:
-        """Ends what runs in other threads, between two operators, and lets nothing run again."""
+        """Ends calls in other threads, between two operators, and prevents further ones."""
         self._is_late = True
         self._options.terminate = True
 
 
 _UNLIMITED = (
-    ", or set limited=False (of import_policy: model_work_limit=math.inf) if you trust where it is "
-    "from."
+    ", or set limited=False (of import_policy: model_work_limit=math.inf) if you trust its source."
 )
 
 
 class CallClock:
-    """Stops models whose calls take longer than `CALL_SECONDS`, from a thread of its own."""
+    """Stops models whose calls take longer than `CALL_SECONDS`, from a background thread."""
 
     def __init__(self) -> None:
         self._due: dict[int, tuple[float, Callable[[], None]]] = {}  # by the thread of the call
-        self._process = 0  # the id of the process that the clock runs in, which may be forked
+        self._process = 0  # the ID of the process with the thread, which may be forked
 
     def start(self, stop: Callable[[], None]) -> None:
-        """Begins to measure a call of this thread; `stop` ends it if it takes too long."""
+        """Starts the time limit of a call in this thread; `stop` is called when it is exceeded."""
         if self._process != os.getpid():
             self._process, self._due = os.getpid(), {}
             threading.Thread(target=self._watch, daemon=True).start()
         self._due[threading.get_ident()] = time.monotonic() + CALL_SECONDS, stop
 
     def stop(self) -> None:
-        """Stops measuring it."""
+        """Ends the time limit of this thread's call."""
         self._due.pop(threading.get_ident(), None)
 
     def _watch(self) -> None:
@@ -1036,7 +1036,7 @@ def _lacks_memory(error: BaseException) -> bool:
 
 @functools.cache
 def _share_memory() -> None:
-    """Registers the memory that limited models share, once per process."""
+    """Registers the shared memory of limited models, once per process."""
     arena = onnxruntime.OrtArenaCfg({"max_mem": _MEMORY, "arena_extend_strategy": 1})
     kinds = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType
     place = onnxruntime.OrtMemoryInfo("Cpu", kinds[0].ORT_ARENA_ALLOCATOR, 0, kinds[1].DEFAULT)
@@ -1047,20 +1047,20 @@ def _share_memory() -> None:
 def _open(model: bytes, threads: int, limited: bool, providers: Sequence[str] = (_CPU,)) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 4  # what goes wrong is raised
+    options.log_severity_level = 4  # errors are raised anyway
     options.add_session_config_entry("session.load_model_format", "ONNX")
     skipped = []
     if limited:
         _share_memory()
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-        skipped = ["ConstantFolding"]  # it computes while loading, which nothing could end
+        skipped = ["ConstantFolding"]  # it computes while loading, which cannot be interrupted
     return onnxruntime.InferenceSession(
         model, options, providers=[*providers], disabled_optimizers=skipped
     )
 
 
-_LOADED, _REFUSED, _TOO_LARGE = 0, 3, 4  # how a trial ends
+_LOADED, _REFUSED, _TOO_LARGE = 0, 3, 4  # exit codes of a trial
 _START_TRIAL = """
 import runpy, sys
 file, seconds, memory, *sys.path[:] = sys.argv[1:]
@@ -1070,10 +1070,10 @@ _tried: set[bytes] = set()  # the hashes of models that passed their trial in th
 
 
 def _try_in_process(source: str, model: bytes) -> None:
-    """Loads and runs a model in a process with limits of its own.
+    """Loads and runs a model in a separate process with limits.
 
     Raises:
-        ValueError: if it cannot be loaded, takes too much, or ends the process.
+        ValueError: if it cannot be loaded, needs too much, or ends the process.
     """
     digest = hashlib.sha256(model).digest()
     if digest in _tried:
@@ -1081,7 +1081,7 @@ def _try_in_process(source: str, model: bytes) -> None:
     seconds = _TRIAL_SECONDS[0] + _TRIAL_SECONDS[1] * len(model)
     memory = _TRIAL_MEMORY + 4 * len(model)
     is_python = sys.executable and not getattr(sys, "frozen", False)
-    if not is_python or not Path(__file__).is_file():  # as in a zip, or in code given to exec()
+    if not is_python or not Path(__file__).is_file():  # for example in a zip, or in exec()
         raise ValueError(f"{source} cannot be tried in another process{_UNLIMITED}")
     limits, path = [str(seconds), str(memory)], [*filter(None, sys.path)]
     command = [sys.executable, "-I", "-c", _START_TRIAL, __file__, *limits, *path]
@@ -1098,7 +1098,7 @@ def _try_in_process(source: str, model: bytes) -> None:
     if trial.returncode == _REFUSED:
         raise ValueError(f"{source} cannot be loaded: {said:.500}")
     if trial.returncode in (_TOO_LARGE, -getattr(signal, "SIGPROF", 0)):
-        limit = f"than {seconds:.3g} s of the processor or {memory >> 20} MiB"
+        limit = f"than {seconds:.3g} s of CPU time or {memory >> 20} MiB"
         raise ValueError(
             f"{source} takes too much for {_TRIAL_ROWS} rows: more {limit}{_UNLIMITED}"
         )
@@ -1109,16 +1109,16 @@ def _try_in_process(source: str, model: bytes) -> None:
 
 
 def _try(seconds: float, memory: int) -> None:
-    """Loads and runs the model of the standard input, within limits, and ends this process."""
+    """Loads and runs the model from the standard input, within limits, and ends this process."""
     model, printed = sys.stdin.buffer.read(), os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what ONNX Runtime prints is not for the parent
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # hide the output of ONNX Runtime
     _limit_process(seconds, memory)
     status, said = _LOADED, ""
     try:
         session = _open(model, 1, limited=True)
         try:
             session.run(None, {port.name: _trial_input(port) for port in session.get_inputs()})
-        except Exception as error:  # what the model refuses is not what it is tried for
+        except Exception as error:  # other errors, such as refused inputs, do not matter here
             status = _TOO_LARGE if _lacks_memory(error) else _LOADED
     except Exception as error:
         status, said = (_TOO_LARGE if _lacks_memory(error) else _REFUSED), str(error)
@@ -1127,7 +1127,6 @@ def _try(seconds: float, memory: int) -> None:
 
 
 def _trial_input(port: onnxruntime.NodeArg) -> np.ndarray:
-    """Returns ones for an input: as many rows as are tried, and one of what else is free."""
     sizes = [size if isinstance(size, int) else 1 for size in port.shape]
     if sizes and not isinstance(port.shape[0], int):
         sizes[0] = _TRIAL_ROWS
@@ -1136,10 +1135,10 @@ def _trial_input(port: onnxruntime.NodeArg) -> np.ndarray:
 
 
 def _limit_process(seconds: float, memory: int) -> None:
-    """Limits the processor's time and the memory of this process, from now on."""
+    """Limits the CPU time and the memory of this process from now on."""
     try:
         import resource
-    except ImportError:  # Windows: the parent waits for some time only
+    except ImportError:  # Windows: only the parent's time limit applies
         return
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends the process, in C++ too
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -1156,7 +1155,7 @@ def _pick(obs: Any, path: Sequence[str]) -> Any:
 
 
 class Played(NamedTuple):
-    """The episodes that were played, in the order of their numbers."""
+    """The returns and lengths of episodes, by their numbers."""
 
     returns: list[float]
     lengths: list[int]
@@ -1174,18 +1173,18 @@ def _seat(
     seed: int,
     finished: dict[int, tuple[float, int]],
 ) -> Generator[_Turn, _Answer, None]:
-    """Plays a share of the episodes, fixed before the first step, in one environment.
+    """Runs some of the episodes in one environment.
 
-    Each is played to its end, so short episodes count no more than long ones. Yields an
-    observation, the source of its noise and what is carried into the step; is sent an action and
-    what is carried out of it.
+    They are chosen before the first step, and each is run to its end, so that short episodes count
+    no more than long ones. Yields an observation, the generator of its noise and the carry into the
+    step; receives an action and the carry out of it.
 
     Args:
-        policy: says what is carried.
+        policy: creates the carry.
         env: the environment.
         episodes: their numbers.
         seed: of environments and noise.
-        finished: takes return and length of each episode.
+        finished: receives return and length of each episode.
     """
     for number in episodes:
         rng = np.random.default_rng([seed, number])
@@ -1213,20 +1212,20 @@ def play(
     render: bool = False,
     env_config: Mapping[str, Any] | None = None,
 ) -> Played:
-    """Plays whole episodes in several environments that are stepped together.
+    """Runs whole episodes in several environments that are stepped together.
 
-    Episode k is reset with `seed + k` and has noise of its own, so the result does not depend on
-    `num_envs` (but for rounding in batches of another size).
+    Episode k is reset with `seed + k` and has separate noise, so the result does not depend on
+    `num_envs` (except for rounding in batches of another size).
 
     Args:
-        policy: what acts.
-        env: a Gymnasium id, `module:id` to import a module first, `module:Class`, a class or a
-            function that makes environments, or one environment, which then plays alone.
-        episodes: how many, at least 1.
+        policy: the policy that acts.
+        env: a Gymnasium ID, `module:id` to import a module first, `module:Class`, a class or a
+            function that creates environments, or a single environment.
+        episodes: the number of episodes, at least 1.
         seed: of environments and noise, at least 0.
-        num_envs: at most so many environments at once; a rendered one is alone.
+        num_envs: the maximum number of environments at once; with `render` there is one.
         render: show a window.
-        env_config: keywords for a Gymnasium id. A class or function gets them as keywords, or as a
+        env_config: keywords for a Gymnasium ID. A class or function gets them as keywords, or as a
             dict if its first parameter is called `env_config`, `config`, `context` or
             `env_context`, or is annotated as a dict.
     """
@@ -1254,7 +1253,7 @@ def play(
 
 
 def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
-    """Makes an environment of what `play` takes."""
+    """Creates an environment from an `env` argument of `play`."""
     import gymnasium as gym
 
     if isinstance(env, gym.Env):
@@ -1272,14 +1271,14 @@ _ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*
 
 
 def _called(create: Callable[..., Any], config: dict[str, Any]) -> Any:
-    """Calls what makes an environment with its settings, by its signature as training does.
+    """Calls an environment factory with its settings, by its signature as in training.
 
     Its first parameter gets all of them if its name or annotation says so; else they are keywords;
     else all go to the only required parameter.
     """
     try:
         signature = inspect.signature(create)
-    except (TypeError, ValueError):  # Python cannot tell it
+    except (TypeError, ValueError):  # the signature is unknown
         return create(config)
     kinds = inspect.Parameter
     any_number = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
@@ -1329,7 +1328,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--env-config", type=json.loads, default={}, help="its settings, as JSON")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-envs", type=int, default=16, help="stepped together, at most")
+    parser.add_argument("--num-envs", type=int, default=16, help="maximum stepped together")
     parser.add_argument("--sample", action="store_true", help="draw actions instead of the best")
     parser.add_argument("--render", action="store_true", help="show a window; one environment")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -1339,7 +1338,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plays as the command line says and prints the mean return; returns 0."""
+    """Runs episodes as the command line says and prints the mean return; returns 0."""
     options = _arguments(argv)
     try:
         providers = providers_for(options.device)
@@ -1347,7 +1346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.exit(f"--device {options.device}: {error}")
     path = options.model or Path(__file__).parent
     policy = OnnxPolicy(path, sample=options.sample, providers=providers)
-    if ":" in options.env and "" not in sys.path:  # an isolated interpreter finds no module here
+    if ":" in options.env and "" not in sys.path:  # isolated interpreters do not search here
         sys.path.append(str(Path.cwd()))
     how = ("seed", "num_envs", "render", "env_config")
     settings = {name: getattr(options, name) for name in how}

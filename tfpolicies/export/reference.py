@@ -1,4 +1,4 @@
-"""What exports are compared with: a policy's own code on the CPU, also in double precision."""
+"""Runs a policy's own code on the CPU, also in double precision, to compare exports with it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class ReferenceActing:
-    """The act function of a Program on the CPU, wherever the Program acts.
+    """The act function of a Program on the CPU, on whatever device the Program acts.
 
-    In double precision the graph that the policy's code traces to is rewritten, so that any model
-    can be run, a user's included.
+    For double precision the traced graph is rewritten, so that any model can be run, including
+    custom ones.
 
     Args:
-        program: what the policy shares with its kind.
-        in_double: whether float64 is in place of float32.
+        program: of the policy.
+        in_double: whether to use float64 instead of float32.
 
     Raises:
         ValueError: if an operation of the graph does not exist in double precision.
-        tf.errors.OpError: if its double form cannot be run.
+        tf.errors.OpError: if an operation cannot be run in double precision.
     """
 
     def __init__(self, program: Program, *, in_double: bool) -> None:
@@ -73,7 +73,7 @@ class ReferenceActing:
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Returns what `Runtime.run` does."""
+        """Acts for one state; see `Runtime.run`."""
         weights = [state.arrays[slot.key] for slot in self._program.layout.acting]
         arrays = [*weights, *inputs, noise, params]
         with tf.device(CPU):
@@ -87,9 +87,9 @@ def _doubled(dtype: tf.DType) -> tf.DType:
 
 
 def _in_double(graph: GraphDef) -> Any:
-    """Returns a `GraphDef` with float64 in place of float32; its functions get names of their own.
+    """Returns a `GraphDef` with float64 instead of float32; its functions get other names.
 
-    Two functions of one name and different contents cannot be in one process.
+    Two functions with the same name and different contents cannot be in one process.
     """
     library = graph.library
     names = {x.signature.name: f"{x.signature.name}_in_double" for x in library.function}
@@ -106,7 +106,7 @@ def _in_double(graph: GraphDef) -> Any:
 
 
 def _double_attributes(attributes: MutableMapping[str, AttrValue], names: dict[str, str]) -> None:
-    """Changes types, constants and names of functions among the attributes of a node."""
+    """Changes types, constants and names of functions in the attributes of a node."""
     single = tf.float32.as_datatype_enum
     double = tf.float64.as_datatype_enum
     for value in attributes.values():

@@ -1,4 +1,4 @@
-"""What every export shares: the spec file, the result, the errors."""
+"""Shared by all exports: the spec file, the result and the errors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PACKAGES = {
     "onnx": ("tf2onnx", "onnx", "onnxruntime"),
     "litert": ("ai_edge_litert",),
 }
-"""What wrote each kind of artefact, besides TensorFlow and Keras."""
+"""The packages that wrote each kind of artefact, besides TensorFlow and Keras."""
 
 
 class ExportResult(NamedTuple):
-    """What was written and how well it agrees with the policy."""
+    """The path of an export, and its agreement with the policy."""
 
     path: Path  # a version folder, a folder for an engine, or a file such as model.onnx
     parity: Parity
@@ -40,7 +40,7 @@ class ExportResult(NamedTuple):
     agreement: Agreement | None = None  # of greedy actions, for LiteRT
 
     def __str__(self) -> str:
-        """Says where it is, how well it agrees, and how to load it."""
+        """Returns a text with the path, the agreement, and how to load it."""
         found, acting = self.parity, self.agreement
         told = (
             f"{self.path}: agrees with the policy on {found.observations} observations, to "
@@ -63,15 +63,15 @@ def write_spec(
     files: Mapping[str, str] | None = None,
     **entries: object,
 ) -> None:
-    """Writes `policy_spec.json`: all that a program needs in order to use the export.
+    """Writes `policy_spec.json`, with everything that a program needs to use the export.
 
     Args:
-        folder: where the file goes.
+        folder: of the file.
         artefact: "saved_model", "onnx" or "litert".
-        serving: gives inputs and outputs, spaces and policy class.
+        serving: has inputs and outputs, spaces and policy class.
         parity: the result of the verification.
         files: of each signature, in the folder; None for a SavedModel.
-        **entries: what only one kind of export has.
+        **entries: additional entries of this format.
     """
     program = serving.program
     spec = program.spec
@@ -128,7 +128,7 @@ def _port_json(serving_port: ServingPort) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def export_errors(what: str, target: Path) -> Iterator[None]:
-    """Turns whatever goes wrong inside into an `ExportError` that names the target."""
+    """Converts any error in the block to an `ExportError` that names the target."""
     try:
         yield
     except ExportError:
@@ -136,6 +136,6 @@ def export_errors(what: str, target: Path) -> Iterator[None]:
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "")
         raise ExportError(
-            f"The policy could not be exported as {what} to {str(target)!r}, which is as it was "
-            f"before. Reason: {type(error).__name__}: {reason}"
+            f"The policy could not be exported as {what} to {str(target)!r}, which is unchanged. "
+            f"Reason: {type(error).__name__}: {reason}"
         ) from error

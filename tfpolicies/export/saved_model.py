@@ -1,4 +1,4 @@
-"""SavedModels in numbered version folders, as TensorFlow Serving wants them."""
+"""Exports SavedModels in numbered version folders, as TensorFlow Serving reads them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,15 @@ Extension = Callable[[Path, Serving], None]
 
 
 def export_saved_model(job: ExportJob, extend: Extension | None = None) -> ExportResult:
-    """Writes `<folder>/<version>/saved_model.pb` and what belongs to it, verified.
+    """Writes `<folder>/<version>/saved_model.pb` and its other files, verified.
 
-    The version is the next free number, starting at 1. Whoever has TensorFlow can load it; its
-    signatures are described in `tfpolicies.export.serving`. Links let the folder itself be
-    loaded, which is the newest version.
-
-    Args:
-        job: what is exported; its folder is that of all versions.
-        extend: adds files to the version folder before it goes to its place.
-
-    Returns:
-        The version folder and how well it agrees with the policy.
+    The version is the next free number, starting at 1. TensorFlow can load it without this package;
+    the signatures are described in `tfpolicies.export.serving`. Links let the folder itself be
+    loaded as the newest version. `extend` adds files to the version folder before it is published.
 
     Raises:
-        ExportError: if it cannot be written or does not do what the policy does; the folder is
-            then as it was.
+        ExportError: if it cannot be written or differs from the policy; the folder is then
+            unchanged.
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()
@@ -66,11 +59,11 @@ def export_saved_model(job: ExportJob, extend: Extension | None = None) -> Expor
 def _use(path: Path) -> str:
     if has_wildcards(path):
         return (
-            f"TensorFlow reads {str(path)!r} as a pattern of names. Load it with import_policy; or "
+            f"TensorFlow reads {str(path)!r} as a wildcard pattern. Load it with import_policy; or "
             "move it to a folder whose name has none of * ? [ ] and \\, for tf.saved_model.load."
         )
     return (
         f"Load it with tf.saved_model.load({str(path)!r}), which is the folder of one version; "
-        f"{str(path.parent)!r}, the folder of all versions, is the newest one, and what TensorFlow "
-        "Serving takes."
+        f"{str(path.parent)!r}, the folder of all versions, loads the newest one, and is the model "
+        "path for TensorFlow Serving."
     )

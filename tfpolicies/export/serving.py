@@ -1,24 +1,24 @@
-"""The serving function: acting with the weights, preprocessing and mapping of actions inside.
+"""The serving functions of an export: acting, with weights, preprocessing and mapping of actions.
 
 An export has two signatures. `serving_default` is greedy; `sample` also takes `noise`
-`[B, noise_size]` and turns it into actions of the policy's distribution; its first columns are a
-noisy network's, which has its mean weights where they are zero. Inputs are the ports of
-the policy: `obs` or `obs_<path>`, `action_mask`, views such as `prev_actions`. Both give:
+`[B, noise_size]` and turns it into actions of the policy's distribution. The first columns of the
+noise are for a noisy network, which uses its mean weights if they are zero. Inputs are the ports of
+the policy: `obs` or `obs_<path>`, `action_mask`, views such as `prev_actions`. Both return:
 
 * `actions` `[B, *shape]`: ready for the environment (`actions_<path>` per leaf of a nested space);
-* `actions_normalized` `[B, *shape]`: as `compute_actions` gives them;
+* `actions_normalized` `[B, *shape]`: as `compute_actions` returns them;
 * `action_logp` `[B]`: the log-probability of these actions;
-* `action_dist_inputs` `[B, n]`: what the action distribution is made of;
-* `vf_preds` `[B]`: values, where the model estimates them;
-* what the policy class adds.
+* `action_dist_inputs` `[B, n]`: the inputs of the action distribution;
+* `vf_preds` `[B]`: values, if the model estimates them;
+* the outputs that the policy class adds.
 
-A SavedModel, loaded, is also callable: `model(obs)` does what `serving_default` does. `obs` is
-nested as the observation space is; what else the policy reads follows in the order of the inputs.
+A loaded SavedModel is also callable: `model(obs)` does the same as `serving_default`. `obs` is
+nested as the observation space is; other inputs follow in the order of the signature.
 
-A policy with a memory takes and gives sequences, `[B, T, ...]` each, with any B and T; also
-`state_in_<i>` `[B, *shape]` and `seq_lens` `[B]` int32, the steps of each sequence that count; and
-gives `state_out_<i>` `[B, *shape]`, the memory after them. An export that goes by steps takes and
-gives one step of each sequence, `[B, ...]`, instead, and has no `seq_lens`.
+A recurrent policy takes and returns sequences, `[B, T, ...]` each, with any B and T. It also takes
+`state_in_<i>` `[B, *shape]` and `seq_lens` `[B]` int32, the number of valid steps of each sequence,
+and returns `state_out_<i>` `[B, *shape]`, the recurrent state after them. A stepwise export takes
+and returns one step of each sequence, `[B, ...]`, instead, and has no `seq_lens`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,17 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
 
 _NAMES = {"logp": "action_logp", "dist_inputs": "action_dist_inputs", "values": "vf_preds"}
-"""What outputs of acting are called in an export, where it is something else."""
+"""The names of outputs in an export that differ from those of acting."""
 
 
 class ServingPort(NamedTuple):
     """One input or output of a signature."""
 
     port: Port
-    axes: int  # how many dynamic axes lead: 1 for [B, ...], 2 for [B, T, ...]
+    axes: int  # the number of leading dynamic axes: 1 for [B, ...], 2 for [B, T, ...]
 
     @property
     def name(self) -> str:
-        """The name in the signature."""
         return self.port.name
 
     @property
@@ -68,16 +67,16 @@ class Serving:
     """A Program and the weights of one state as functions of named tensors.
 
     Args:
-        program: likewise.
+        program: has the functions.
         state: its weights are copied.
-        stepwise: whether a policy with a memory takes one step, `[B, ...]`, instead of sequences.
+        stepwise: whether a recurrent policy takes one step, `[B, ...]`, instead of sequences.
 
     Attributes:
-        program: gives the functions.
+        program: the argument.
         module: owns the weights as variables.
         signatures: the concrete function of each signature.
         inputs: the ports of each signature, observations first.
-        outputs: the ports that both signatures give.
+        outputs: the output ports of both signatures.
 
     Raises:
         ExportError: if the model runs Python code.
@@ -115,12 +114,12 @@ class Serving:
         return found
 
     def flat_function(self, signature: str) -> Callable[..., list[tf.Tensor]]:
-        """Returns a signature's function with its ports as positions instead of names."""
+        """Returns a signature's function with positional instead of named inputs."""
         names = [port.name for port in self.inputs[signature]]
         return lambda *tensors: [*self._serve(**dict(zip(names, tensors, strict=True))).values()]
 
     def as_callable(self) -> Any:
-        """Returns `serving_default` as a traced function `f(obs, *others)` of positions."""
+        """Returns `serving_default` as a traced function `f(obs, *others)`."""
         greedy, ports = self.signatures[GREEDY], self.program.ports
         specs = {port.name: port.tensor_spec for port in self.inputs[GREEDY]}
 
@@ -166,7 +165,7 @@ def protocol_datatype(dtype: np.dtype) -> str:
 
 
 def serving_explorer(program: Program) -> Any:
-    """Returns what turns noise into actions in an export: plain sampling."""
+    """Returns the transform from noise to actions of an export: plain sampling."""
     sampling = make_exploration(None, program.spec.dist_class).transform
     return sampling.behind(program.ports.noise_size)
 
@@ -194,7 +193,7 @@ def output_ports(program: Program, *, stepwise: bool = False) -> list[ServingPor
 
 
 def served_outputs(program: Program, outputs: list[Any]) -> dict[str, Any]:
-    """Returns flat outputs of acting by the names they have in an export."""
+    """Returns flat outputs of acting by their names in an export."""
     ports = program.act_layout.ports()
     pairs = zip(ports, outputs, strict=True)
     return {_served_name(program, port): x for port, x in pairs if port.name != "prob"}
@@ -225,6 +224,6 @@ def _refuse_python(signature: str, graph: tf.Graph) -> None:
     found = _PYTHON_OPERATIONS & {node.op for node in nodes}
     if found:
         raise ExportError(
-            f"The signature {signature!r} runs Python code ({', '.join(sorted(found))}), which no "
-            "export can hold. Write the model without tf.py_function and tf.numpy_function."
+            f"The signature {signature!r} runs Python code ({', '.join(sorted(found))}), which "
+            "cannot be exported. Write the model without tf.py_function and tf.numpy_function."
         )

@@ -1,4 +1,4 @@
-"""`policy_spec.json`, which lies beside each export, as far as it is read without TensorFlow."""
+"""Reads `policy_spec.json` of exports without TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from tfpolicies.system.regular_files import read_regular
 
 SPEC_FILE = "policy_spec.json"
 ONNX_FOLDER = "onnx"
-"""What `tfpolicies export` makes in the folder that it is given."""
+"""The subfolder that `tfpolicies export` creates."""
 
-_LARGEST = 1 << 24  # bytes of one
+_LARGEST = 1 << 24  # bytes
 
 
 def form_of(spec: Path) -> str | None:
-    """Returns the form of an export: its layout for an engine, or else what kind of artefact it is.
+    """Returns the format of an export: its layout for an engine, or else its kind of artefact.
 
-    Args:
-        spec: its `policy_spec.json`.
-
-    Returns:
-        Such as "triton", "onnx" or "saved_model"; None if there is no file, or it does not tell.
+    For example "triton", "onnx" or "saved_model"; None if there is no file or no such entry.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError):
         told = json.loads(read_regular(spec, _LARGEST))
@@ -33,7 +29,7 @@ def form_of(spec: Path) -> str | None:
 
 
 def list_versions(folder: Path) -> dict[str, Path]:
-    """Returns the exports in numbered folders, or in `onnx` in them, the lowest number first.
+    """Returns the exports in numbered folders, or in `onnx` inside them, sorted by number.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -50,12 +46,12 @@ def list_versions(folder: Path) -> dict[str, Path]:
 
 
 def is_number(folder: Path) -> bool:
-    """Whether a folder is named as versions are."""
+    """Returns whether a folder has the name of a version."""
     return folder.name.isdecimal() and folder.name.isascii()
 
 
 def name_model(path: Path) -> str:
-    """Returns the name of the model of an export: that of its folder, but not `onnx` or a number.
+    """Returns the model name of an export: that of its folder, ignoring `onnx` and numbers.
 
     >>> [name_model(Path("exp", part)) for part in ("", "onnx", "7", "7/onnx")]
     ['exp', 'exp', 'exp', 'exp']

@@ -1,9 +1,8 @@
-"""Exports are written completely next to their place and then moved there.
+"""Publishes exports atomically: they are written to a staging folder and then moved.
 
-Where there is no folder yet, all of an export becomes it by one rename. In a folder that exists, a
-new version is one rename, too. Files that replace those of an earlier export there are renamed one
-by one, `policy_spec.json` last: a process that is killed in between leaves files whose checksums
-the spec does not have, so that they are refused, and not run.
+A new folder appears by one rename, and so does a new version in an existing folder. Files that
+replace those of an earlier export are renamed one by one, `policy_spec.json` last: if the process
+is killed in between, the checksums in the spec do not match, so the files are refused.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from tfpolicies.system.folder_lock import alone_in, make_locked_folder, remove_a
 
 @contextlib.contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Gives an empty folder on the disk of `target`; it is gone afterwards.
+    """Yields an empty folder on the disk of `target`, which is removed afterwards.
 
     It is inside `target`, or next to it if that does not exist. Missing parents of `target` are
-    made, and removed again if nothing was put there. Leftovers of exports that were killed are
-    removed: no process holds the lock in them.
+    created, and removed again if they stay empty. Leftovers of killed exports are removed: no
+    process holds the lock in them.
     """
     place = target if target.is_dir() else target.parent
     with folder_made(place), contextlib.ExitStack() as closing:
@@ -48,7 +47,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_made(folder: Path) -> Iterator[None]:
-    """Makes a folder and its missing parents; what is empty in the end is removed again."""
+    """Creates a folder and its missing parents; removes empty ones at the end."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -65,11 +64,7 @@ def _make_staging(place: Path) -> Path:
 
 
 def place_whole(staged: Path, target: Path) -> bool:
-    """Makes a folder the folder `target` by one rename, unless that exists.
-
-    Returns:
-        Whether it did; if not, nothing was changed.
-    """
+    """Moves a folder to `target` by one rename; returns False, without changes, if that exists."""
     if target.exists():
         return False
     sync_tree(staged)
@@ -78,17 +73,13 @@ def place_whole(staged: Path, target: Path) -> bool:
     except OSError:
         if not target.is_dir():
             raise
-        return False  # another export made it in the meantime
+        return False  # another export has created it in the meantime
     sync_folder(target.parent)
     return True
 
 
 def place_version(staged: Path, target: Path) -> Path:
-    """Moves a folder to `target/<n>`, where n is one more than the highest there, from 1.
-
-    Returns:
-        The new place.
-    """
+    """Moves a folder to `target/<n>`, n being one more than the highest; returns the path."""
     sync_tree(staged)
     while True:
         place = target / str(newest_version(target) + 1)
@@ -97,18 +88,18 @@ def place_version(staged: Path, target: Path) -> Path:
         except OSError:
             if not place.exists():
                 raise
-            continue  # another export took this number in the meantime
+            continue  # another export has used this number in the meantime
         sync_folder(target)
         return place
 
 
 def newest_version(target: Path) -> int:
-    """Returns the highest number that a version folder in `target` has; 0 if there is none."""
+    """Returns the highest number of the version folders in `target`; 0 without any."""
     return max((int(each.name) for each in version_folders(target)), default=0)
 
 
 def version_folders(target: Path) -> list[Path]:
-    """Returns what in a folder is named as versions are: by numbers."""
+    """Returns the entries of a folder that are named by numbers, as versions are."""
     entries = target.iterdir() if target.is_dir() else ()
     return [each for each in entries if each.name.isdecimal()]
 
@@ -117,10 +108,10 @@ _LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 
 
 def link_newest(target: Path, scratch: Path) -> None:
-    """Makes `target` a SavedModel, too: by links to what its newest version has.
+    """Makes `target` itself a SavedModel, by links to the files of its newest version.
 
-    They all lead through one link, `newest`, so that they change at once. What is there and no link
-    stays, and so do folders on disks without links.
+    All links lead through one link, `newest`, so that they change at once. Existing files that are
+    not links are kept, and so are folders on disks without links.
 
     Args:
         target: the folder of all versions.
@@ -139,10 +130,11 @@ def link_newest(target: Path, scratch: Path) -> None:
 
 
 def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
-    """Moves files to `target`: as its folder, or one after the other into the one that exists.
+    """Moves files to `target`: as its folder, or one after the other into an existing one.
 
-    If that fails, the old ones are put back. Two exports to one folder do not mix their files: one
-    waits for the other.
+    If that fails, the old files are restored. Concurrent exports to one folder do not mix their
+    files:
+    one waits for the other.
 
     Args:
         staged: has these files and no others.
@@ -157,16 +149,16 @@ def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[None]:
-    """Moves files into a folder that exists; they go back if that, or the block, fails.
+    """Moves files into an existing folder; restores the old ones if that, or the block, fails.
 
-    Files that the folder has with the same content stay untouched.
+    Files whose content is unchanged are not touched.
     """
     placed: list[str] = []
     with alone_in(target):
         for name in names:
             if (target / name).is_dir():
                 path = str(target / name)
-                raise ExportError(f"{path!r} is a folder, where a file is to be written.")
+                raise ExportError(f"{path!r} is a folder, but a file has to be written there.")
         backup, changed = staged / "before", []
         backup.mkdir()
         for name in names:
@@ -191,7 +183,7 @@ def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[N
 
 
 def sync_tree(folder: Path) -> None:
-    """Makes all files and names below `folder` durable."""
+    """Flushes all files and names in `folder` to disk."""
     for path, _, files in os.walk(folder):
         for name in files:
             with open(Path(path, name), "rb") as file:

@@ -1,25 +1,26 @@
-"""Verification: a written artefact is run and compared with the policy it came from.
+"""Verification: runs a written artefact and compares it to its policy.
 
-The comparison has three steps, each against the policy's own code, so that rounding in one of them
-is not mistaken for an error of the next:
+The comparison has three steps, each against the policy's own code, so that rounding in one step is
+not counted as an error of the next:
 
-1. distribution inputs, values, memory and extras are those that the policy computes, step by step
-   where it has a memory;
-2. normalised actions and their log-probability are what the distribution makes of the artefact's
-   inputs and of the noise;
-3. the environment's actions are what `ActionMapping` makes of the artefact's normalised ones.
+1. distribution inputs, values, recurrent states and extras are compared to the policy's, step by
+   step if it is recurrent;
+2. normalised actions and their log-probability are compared to those of the distribution for the
+   artefact's inputs and the noise;
+3. the environment's actions are compared to the results of `ActionMapping` for the artefact's
+   normalised ones.
 
-Two programs that compute the same in another order differ by rounding, which the comparison has to
-allow for, and nothing else. A difference counts relative to `max(1, |x|)`, |x| being the largest of
-its column; where x is computed from larger numbers (an action from its mean and noise, a
-log-probability from logits), relative to those. Integers must be equal.
+Two programs that compute the same in another order differ by rounding, which must be allowed, and
+nothing else. A difference is relative to `max(1, |x|)`, |x| being the largest of its column; if x
+is computed from larger numbers (an action from its mean and noise, a log-probability from logits),
+relative to those. Integers must be equal.
 
-How much rounding there is depends on the network: a deep one with a memory, trained for long, may
-multiply it by a hundred, and in a small one a wrong weight may change no more than `TOLERANCE`. So
-where outputs of the network differ by more than `SLACK`, and by no more than `FARTHEST`, both sides
-are compared with the policy in double precision: the artefact may be `FACTOR` times as far from it
-as the policy's own float32 numbers, and `SLACK`. A network with an operation that has no double
-form may differ by `TOLERANCE`.
+The amount of rounding depends on the network: a deep recurrent one that was trained for long may
+multiply it by a hundred, and in a small one a wrong weight may change less than `TOLERANCE`. So if
+outputs of the network differ by more than `SLACK`, and by at most `FARTHEST`, both sides are
+compared to the policy in double precision: the artefact's error may be `FACTOR` times the error of
+the policy's float32 numbers, plus `SLACK`. A network with an operation that does not exist in
+double precision may differ by `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ TOLERANCE = 1e-5
 FARTHEST = 1e-3
 FACTOR, SLACK = 4.0, 1e-6
 _SEED = 0
-_LOWEST_FLOAT16 = np.finfo(np.float16).min  # which a masked logit is rounded to
-_WIDE = 1e4  # bounds further apart than this are not taken as a range to draw from
-_ROWS = (1, 7, 248, 248, 248, 248)  # of the batches that other models are tried with: 1000
-_SEQUENCES = ((1, 1), (3, 7), (16, 12), (248, 1))  # sequences and steps, with a memory
+_LOWEST_FLOAT16 = np.finfo(np.float16).min  # the value of a masked logit in float16
+_WIDE = 1e4  # wider bounds are not used as a range to draw from
+_ROWS = (1, 7, 248, 248, 248, 248)  # batch sizes for other models: 1000 in total
+_SEQUENCES = ((1, 1), (3, 7), (16, 12), (248, 1))  # sequences and steps, for recurrent models
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[str, Arrays], Mapping[str, np.ndarray]]
@@ -68,22 +69,22 @@ Step = Callable[[Arrays], Mapping[str, np.ndarray]]
 
 
 class Difference(NamedTuple):
-    """The largest difference of one output; errors are from double precision, where it was run."""
+    """The largest difference of one output, and its errors against double precision."""
 
     absolute: float
-    relative: float  # as the tolerance counts it
-    error: float = 0.0  # of the artefact, relative likewise; 0 where it was not run
+    relative: float  # compared to the tolerance
+    error: float = 0.0  # of the artefact, relative; 0 if double precision was not run
     own_error: float = 0.0  # of the policy
 
 
 class Parity(NamedTuple):
-    """How well an artefact agrees with its policy on random observations."""
+    """The agreement of an artefact with its policy on random observations."""
 
     observations: int  # per signature
-    largest_difference: float  # over all outputs and signatures, as the tolerance counts it
+    largest_difference: float  # over all outputs and signatures, relative
     near_ties: int  # greedy choices that differ because the two best are equal up to rounding
     differences: dict[str, dict[str, Difference]]  # the largest per signature and output
-    tolerance: float | None = TOLERANCE  # None where weights were rounded on purpose
+    tolerance: float | None = TOLERANCE  # None if weights were rounded on purpose
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report for `policy_spec.json`."""
@@ -96,11 +97,7 @@ class Parity(NamedTuple):
 
 
 def verify_saved_model(folder: Path, program: Program, state: PolicyState) -> Parity:
-    """Loads the SavedModel in `folder` and compares it with a Program and a state.
-
-    Raises:
-        ExportError: if it cannot be run, lacks a name, or gives other numbers.
-    """
+    """Loads the SavedModel in `folder` and compares it to a Program and a state; see `verify`."""
     try:
         with link_without_wildcards(folder) as readable, tf.device(CPU):
             signatures = tf.saved_model.load(str(readable)).signatures
@@ -116,21 +113,13 @@ def verify_saved_model(folder: Path, program: Program, state: PolicyState) -> Pa
 
 
 def verify_onnx(folder: Path, program: Program, state: PolicyState) -> Parity:
-    """Runs the ONNX files in `folder` and compares them with a Program and a state.
-
-    Raises:
-        ExportError: if one cannot be run, lacks a name, or gives other numbers.
-    """
+    """Runs the ONNX files in `folder` and compares them to a Program and a state; see `verify`."""
     steps = {signature: onnx_step(folder / name) for signature, name in ONNX_FILES.items()}
     return verify(lambda signature, inputs: steps[signature](inputs), program, state)
 
 
 def onnx_step(path: Path) -> Step:
-    """Returns what runs an ONNX file, from inputs to outputs by name.
-
-    Raises:
-        ExportError: if ONNX Runtime cannot load it.
-    """
+    """Returns a function that runs an ONNX file, from inputs to outputs by name."""
     try:
         session = cpu_session(path.read_bytes(), threads=0)
     except Exception as error:
@@ -146,15 +135,15 @@ def verify(
     signatures: Sequence[str] = (GREEDY, SAMPLE),
     tolerance: float = TOLERANCE,
 ) -> Parity:
-    """Compares an artefact with a Program and a state on random observations.
+    """Compares an artefact to a Program and a state on random observations.
 
     Args:
-        run: `run(signature, inputs)` gives the artefact's outputs by name.
-        program: what the artefact was made from.
-        state: likewise.
-        signatures: those that the artefact has.
-        tolerance: the largest difference; infinity where numbers were rounded on purpose, so that
-            it is only told.
+        run: `run(signature, inputs)` returns the artefact's outputs by name.
+        program: the Program of the exported policy.
+        state: the state of the exported policy.
+        signatures: those of the artefact.
+        tolerance: the largest allowed difference; infinity if numbers were rounded on purpose, so
+            that the difference is only reported.
 
     Raises:
         ExportError: naming the output that differs and by how much.
@@ -163,7 +152,7 @@ def verify(
         if not np.isfinite(state.arrays[slot.key]).all():
             raise ExportError(
                 f"The weight {slot.key!r} of the policy is not finite: the policy has diverged in "
-                "training, and is not exported. Restore an earlier checkpoint."
+                "training, so it is not exported. Restore an earlier checkpoint."
             )
     double = functools.cache(lambda: ReferenceActing(program, in_double=True))
     found = [Comparison(run, program, state, name, tolerance, double) for name in signatures]
@@ -177,12 +166,7 @@ def verify(
 
 
 def by_steps(step: Step, program: Program) -> Runner:
-    """Returns a `run` that takes sequences, of an artefact that goes by steps.
-
-    Args:
-        step: gives the artefact's outputs by name, `[B, ...]` each, for inputs `[B, ...]`.
-        program: what the artefact was made from.
-    """
+    """Returns a `run` function for sequences, from a `step` function for inputs `[B, ...]`."""
     if not program.ports.is_recurrent:
         return lambda signature, inputs: step(inputs)
     names = {port.name: port.name.replace("_in_", "_out_") for port in program.ports.states}
@@ -204,30 +188,23 @@ def by_steps(step: Step, program: Program) -> Runner:
 
 
 def _where(flags: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """Returns the rows of `new` where flags `[B]` are set, and else those of `old`."""
+    """Returns the rows of `new` where flags `[B]` are set, and those of `old` elsewhere."""
     return np.where(flags.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
 
 def _stack(steps: Sequence[Arrays]) -> Arrays:
-    """Returns outputs of steps, `[B, ...]` each, as `[B, T, ...]`."""
     return {name: np.stack([each[name] for each in steps], axis=1) for name in steps[0]}
 
 
 class Comparison:
-    """One signature of an artefact beside the policy.
+    """Compares one signature of an artefact to the policy; see `verify`.
 
-    Args:
-        run: see `verify`.
-        program: likewise.
-        state: likewise.
-        signature: its name.
-        tolerance: see `verify`.
-        double: gives the policy in double precision; called where rounding is in doubt.
+    `double` returns the policy in double precision; it is called if a difference may be rounding.
 
     Attributes:
         signature: its name.
-        rows: how many observations it was tried with.
-        other_choices: how many greedy choices differ.
+        rows: the number of compared observations.
+        other_choices: the number of greedy choices that differ.
         differences: the largest by output.
     """
 
@@ -253,16 +230,12 @@ class Comparison:
             self._act = ReferenceActing(program, in_double=False).run
         self._double = double or (lambda: ReferenceActing(program, in_double=True))
         self._batches: list[tuple[Arrays, Arrays, Callable[[], Arrays]]] = []
-        self._doubtful: set[str] = set()  # outputs that double precision decides about
+        self._doubtful: set[str] = set()  # outputs that have to be compared to double precision
         self.rows = self.other_choices = 0
         self.differences: dict[str, Difference] = {}
 
     def try_all(self) -> None:
-        """Compares all batches.
-
-        Raises:
-            ExportError: naming the output that differs and by how much.
-        """
+        """Compares all batches; raises an `ExportError` that names the output that differs."""
         is_recurrent = self._program.ports.is_recurrent
         for count, steps in _SEQUENCES if is_recurrent else [(n, 1) for n in _ROWS]:
             inputs = self.drawn(count, steps)
@@ -275,7 +248,7 @@ class Comparison:
             self._judge(name)
 
     def drawn(self, count: int, steps: int) -> list[np.ndarray]:
-        """Draws inputs as `random_inputs` does, with memories that the policy comes to."""
+        """Draws inputs by `random_inputs`, but recurrent states that the policy can reach."""
         ports = self._program.ports
         inputs = random_inputs(ports, count, steps, self._rng)
         if ports.is_recurrent:
@@ -302,12 +275,10 @@ class Comparison:
     def both(
         self, inputs: list[np.ndarray], lengths: np.ndarray, noise: np.ndarray
     ) -> tuple[Arrays, Arrays]:
-        """Returns what the artefact and the policy give, by name: steps that count, in rows.
+        """Returns the outputs of artefact and policy by name, with only the valid steps, as rows.
 
-        Args:
-            inputs: as `drawn` gives them.
-            lengths: how many steps of each sequence count, `[B]`.
-            noise: `[B, T, k]`; only the signature that samples takes it.
+        `lengths` `[B]` are the valid steps of each sequence; only the signature that samples uses
+        the noise `[B, T, k]`.
         """
         ports, (count, steps) = self._program.ports, inputs[0].shape[:2]
         valid = np.arange(steps) < lengths[:, None]
@@ -323,12 +294,12 @@ class Comparison:
         return self._select_rows(ours, valid), self._select_rows(wanted, valid)
 
     def _select_rows(self, outputs: Arrays, valid: np.ndarray) -> Arrays:
-        """Returns outputs as rows: those of the steps that count, bool `[B, T]`."""
+        """Returns the outputs of valid steps, bool `[B, T]`, as rows."""
         found = self._outputs
         return {p.name: outputs[p.name][valid] if p.axes == 2 else outputs[p.name] for p in found}
 
     def _given(self, inputs: Arrays, count: int, steps: int) -> Arrays:
-        """Returns what the artefact gives, in the form that it should have."""
+        """Runs the artefact, and checks names, dtypes and shapes of its outputs."""
         try:
             found = {name: np.asarray(x) for name, x in self._run(self.signature, inputs).items()}
         except Exception as error:
@@ -337,22 +308,23 @@ class Comparison:
             ) from error
         names = sorted(port.name for port in self._outputs)
         if sorted(found) != names:
-            raise self._refusal(f"gives {sorted(found)}, but should give {names}.")
+            raise self._refusal(f"returns {sorted(found)}, but should return {names}.")
         for port in self._outputs:
             shape = [count, steps][: port.axes] + list(port.port.shape)
             form = f"{found[port.name].dtype}{list(found[port.name].shape)}"
             expected = f"{port.port.dtype}{shape}"
             if form != expected:
-                raise self._refusal(f"gives {port.name} as {form}, not {expected}.")
+                raise self._refusal(f"returns {port.name} as {form}, not {expected}.")
         return found
 
     def _refusal(self, problem: str) -> ExportError:
         return ExportError(f"The exported signature {self.signature!r} {problem}")
 
     def _reached_memory(self, count: int) -> list[np.ndarray]:
-        """Returns memories `[count, ...]` that the policy comes to itself, in none to three steps.
+        """Returns recurrent states `[count, ...]` that the policy reaches in 0 to 3 steps.
 
-        Random numbers would do for most models, but a memory may be a count of steps, for example.
+        Random numbers would be fine for most models, but a state may be a count of steps, for
+        example.
         """
         program = self._program
         lengths = self._rng.integers(0, 4, count)
@@ -364,9 +336,10 @@ class Comparison:
         return [reached[port.name] for port in program.act_layout.states]
 
     def _disturb(self, memories: Sequence[np.ndarray]) -> None:
-        """Adds noise to every second memory `[count, ...]`, which says more about its weights.
+        """Adds noise to every second recurrent state `[count, ...]`, to reveal wrong weights.
 
-        What is whole in all rows is left alone: a count of steps, or an index.
+        Numbers that are integers in all rows are unchanged: they may be a count of steps or an
+        index.
         """
         for memory in memories:
             is_real = (memory % 1.0 != 0.0).any(axis=0)
@@ -380,15 +353,9 @@ class Comparison:
         noise: np.ndarray,
         run: Callable[..., Any],
     ) -> Arrays:
-        """Returns what the policy computes greedily, `[B, T, ...]`; `[B, ...]` without a memory.
+        """Returns the greedy outputs of the policy, `[B, T, ...]`; `[B, ...]` if not recurrent.
 
-        Of the noise `[B, T, k]` it takes what is its network's.
-
-        Args:
-            inputs: as `drawn` gives them.
-            lengths: how many steps of each sequence count, `[B]`.
-            noise: as above.
-            run: acts one step, as `Runtime.run` does.
+        Of the noise `[B, T, k]` it uses the columns of its network. `run` acts one step.
         """
         program, explorer = self._program, self._program.spec.explorer
         obs, seen, memory = program.ports.split(inputs)
@@ -414,7 +381,7 @@ class Comparison:
         normalized, for_env = [*ours][:count], [*ours][count : 2 * count]
         derived = {*normalized, *for_env, "action_logp"}
         by_itself = samples_by_itself(spec)
-        if by_itself and self.signature == GREEDY:  # only the class says what noise gives
+        if by_itself and self.signature == GREEDY:  # only the class knows the effect of noise
             derived = set() if explorer.key == spec.explorer.key else {"action_logp"}
         for name in [name for name in ours if name not in derived]:
             self._compare(name, ours[name], wanted[name], _sizes(wanted[name]), is_computed=True)
@@ -448,17 +415,12 @@ class Comparison:
         *,
         is_computed: bool = False,
     ) -> None:
-        """Notes the difference of one output, if it is not larger than allowed.
+        """Records the difference of one output, if it is not larger than allowed.
 
-        Args:
-            name: of the output.
-            given: the artefact's.
-            right: the policy's.
-            scale: what a difference of each number is relative to.
-            is_computed: whether the network computes it; otherwise `right` is made of what the
-                artefact gave.
+        `scale` is for relative differences, of each number. If the network does not compute the
+        output (`is_computed`), `right` is computed from outputs of the artefact.
         """
-        other, tolerance = f"gives other {name} than the policy", self._tolerance
+        other, tolerance = f"returns other {name} than the policy", self._tolerance
         if given.dtype.kind != "f" and tolerance < np.inf:
             if not np.array_equal(given, right):
                 places = f"{int((given != right).sum())} of {given.size} places"
@@ -484,22 +446,18 @@ class Comparison:
 
     def _difference_error(self, name: str, relative: float) -> ExportError:
         return self._refusal(
-            f"gives other {name} than the policy: the largest relative difference is "
+            f"returns other {name} than the policy: the largest relative difference is "
             f"{relative:.3g}, allowed is {self._tolerance:g}. The export was refused."
         )
 
     def _judge(self, name: str) -> None:
-        """Compares an output of all batches, and the policy's own, with double precision.
-
-        Raises:
-            ExportError: if the artefact's is further off than rounding explains.
-        """
+        """Compares an output of all batches, and the policy's own, to double precision."""
         error = own_error = 0.0
         found = self.differences[name]
         for ours, wanted, exact in self._batches:
             try:
                 reference = exact()[name]
-            except (ValueError, tf.errors.OpError) as problem:  # an operation has no such form
+            except (ValueError, tf.errors.OpError) as problem:  # an operation lacks float64
                 if found.relative <= self._tolerance:
                     return
                 raise self._difference_error(name, found.relative) from problem
@@ -510,7 +468,7 @@ class Comparison:
         allowed = min(FACTOR * own_error + SLACK, FARTHEST)
         if not error <= allowed:
             raise self._refusal(
-                f"gives other {name} than the policy: the largest relative error against double "
+                f"returns other {name} than the policy: the largest relative error against double "
                 f"precision is {error:.3g}, the policy's own is {own_error:.3g}, allowed is "
                 f"{allowed:.3g}. The export was refused."
             )
@@ -520,24 +478,24 @@ class Comparison:
 def _largest(
     left: np.ndarray, right: np.ndarray, scale: np.ndarray | float, where: np.ndarray
 ) -> float:
-    """Returns the largest difference where there is one, relative to a scale."""
+    """Returns the largest difference at the positions of a mask, relative to a scale."""
     with np.errstate(invalid="ignore", over="ignore"):
         errors = np.abs(left.astype(np.float64) - right) / scale
     return float(np.max(errors, initial=0.0, where=where))
 
 
 def _is_plain(array: np.ndarray) -> np.ndarray:
-    """Returns where an array is neither masked nor infinite nor NaN."""
+    """Returns a mask of the numbers that are not masked, infinite or NaN."""
     return np.isfinite(array) & (array > MASKED_LOGIT / 2)
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Returns |x| in double precision, 0 where x is masked or not finite."""
+    """Returns |x| in double precision, 0 for masked and non-finite numbers."""
     return np.where(_is_plain(array), np.abs(array.astype(np.float64)), 0.0)
 
 
 def _sizes(array: np.ndarray) -> np.ndarray:
-    """Returns max(1, |x|) `[B, ...]`, with |x| the largest of each column among all rows."""
+    """Returns max(1, |x|) `[B, ...]`, with |x| the largest of each column over all rows."""
     if array.dtype.kind != "f":
         return np.ones(array.shape)
     largest = _plain(array).max(axis=0, initial=0.0)
@@ -545,7 +503,7 @@ def _sizes(array: np.ndarray) -> np.ndarray:
 
 
 def _row_sizes(inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Returns how large the numbers are that the actions of each row are made of, `[B]`."""
+    """Returns the size of the numbers from which the actions of each row are computed, `[B]`."""
     largest = _plain(inputs).max(axis=1, initial=0.0)
     drawn = np.square(_plain(noise)).sum(axis=1) if noise.size else 0.0
     return np.maximum.reduce([np.ones(len(inputs)), largest, drawn * np.ones(len(inputs))])
@@ -554,7 +512,7 @@ def _row_sizes(inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
 def random_inputs(
     ports: InputPorts, count: int, steps: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Draws inputs of acting: `[count, steps, ...]` per row port, `[count, ...]` of the memory.
+    """Draws inputs of acting: `[count, steps, ...]` of rows, `[count, ...]` of recurrent states.
 
     Masks allow about two of three choices.
     """
@@ -571,7 +529,7 @@ def random_inputs(
 
 
 def _random_view(view: View, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Draws a view of rows that were collected, one array per leaf."""
+    """Draws a view of earlier steps, one array per leaf."""
     count = rows * len(view.shifts) if view.is_window else rows
     if view.source == OBS:
         drawn = random_observations(view.source_leaves, count, rng)
@@ -583,7 +541,6 @@ def _random_view(view: View, rows: int, rng: np.random.Generator) -> list[np.nda
 
 
 def _random_action(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws normalised actions."""
     if is_float_box(leaf.space):
         return rng.uniform(-1.0, 1.0, (rows, *leaf.shape)).astype(leaf.dtype)
     return _random_choices(leaf, rows, rng).astype(leaf.dtype)
@@ -597,10 +554,10 @@ def _random_choices(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarr
 def random_observations(
     obs_leaves: Sequence[Leaf], rows: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Draws observations that an environment might give, one array `[rows, *shape]` per leaf.
+    """Draws observations that an environment might return, one array `[rows, *shape]` per leaf.
 
-    Numbers in a Box are uniform between its bounds. Where a bound is missing or so far away that it
-    is none in practice, they are normal around 0 or the nearest bound, at scales from 0.1 to 10.
+    Numbers in a Box are uniform between its bounds. If a bound is missing or too large to be meant
+    as a range, they are normal around 0 or the nearest bound, at scales from 0.1 to 10.
     """
     return [_random_leaf(leaf, rows, rng) for leaf in obs_leaves]
 

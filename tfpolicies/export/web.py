@@ -1,8 +1,8 @@
-"""A page for the browser beside an ONNX export, on the WebAssembly build of ONNX Runtime.
+"""A web page for an ONNX export, which runs it by the WebAssembly build of ONNX Runtime.
 
-The page's files lie in `web/` and are copied as they are; what differs between exports is in
+The page's files are in `web/` and are copied unchanged; all differences between exports are in
 `policy_spec.json`. There the runtime's two files are named with their SHA-384, which the browser
-checks before it runs either: those of a pinned version on a CDN, or copies beside the page.
+checks before it runs either: those of a pinned version on a CDN, or copies next to the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RUNTIME_FILES = {
     "script": "ort.wasm.bundle.min.mjs",
     "wasm": "ort-wasm-simd-threaded.wasm",
 }
-"""What of the package runs in a browser, by its part: the other builds are for GPUs."""
+"""The files of the package that a page needs, by part; other builds are for GPUs."""
 _PINNED = {
     "script": "sha384-PLWz+nHEVHpjwBsO0YVdvQj6n5814Iv8E3b8FG0Rp/uIAtjFMCKOpP66iPzedrIG",
     "wasm": "sha384-vjBJ1z7qrhkTyYsNqKeF6c7N+nOJSU94czEo+tvZcu8G75JparGq9kB+kTnEUNVM",
@@ -35,26 +35,26 @@ _PINNED = {
 
 
 class WebPage(NamedTuple):
-    """A page, and the runtime it loads."""
+    """A page, and the runtime that it loads."""
 
     runtime: Mapping[str, Mapping[str, str]]  # by part, `url` and `integrity`
-    copied: tuple[Path, ...]  # the runtime's files that go beside the page; none of a CDN
+    copied: tuple[Path, ...]  # the runtime's files to copy; empty for a CDN
 
     @classmethod
     def wanted(cls, web: bool, ort_web: str | os.PathLike[str] | None) -> WebPage | None:
-        """Returns the page that an export is asked for; None if it is for none.
+        """Returns the page of an export; None for an export without one.
 
         Args:
-            web: whether it is for one.
+            web: whether the export has a page.
             ort_web: the `dist` folder of the npm package onnxruntime-web, whose files are copied;
                 None for a CDN.
 
         Raises:
-            ExportError: if there is a runtime without a page, or one that lacks a file.
+            ExportError: for a runtime without a page, or one that lacks a file.
         """
         if not web and ort_web is not None:
             raise ExportError(
-                f"ort_web is the runtime of a page, got {str(ort_web)!r} without a page."
+                f"ort_web is the runtime of a web page, got {str(ort_web)!r} without a page."
             ).advised("Add web=True.", {"web": True})
         if not web:
             return None
@@ -66,13 +66,12 @@ class WebPage(NamedTuple):
         return cls(entries, tuple(files.values()))
 
     def files(self) -> dict[str, bytes]:
-        """Returns the content of all files of the page, by name."""
         sources = [*self.copied, *(_PAGE / name for name in PAGE_FILES)]
         return {source.name: source.read_bytes() for source in sources}
 
 
 def integrity(path: Path) -> str:
-    """Returns what a browser compares a file to, as Subresource Integrity has it."""
+    """Returns the hash that a browser compares a file to, as in Subresource Integrity."""
     digest = hashlib.sha384(path.read_bytes()).digest()
     return f"sha384-{base64.b64encode(digest).decode()}"
 

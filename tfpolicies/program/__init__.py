@@ -1,1 +1,1 @@
-"""Programs: what policies of one kind share, and the runtimes they run on."""
+"""Programs: the code that similar policies share, and the runtimes that run it."""

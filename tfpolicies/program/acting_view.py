@@ -1,4 +1,4 @@
-"""What the code of a policy class sees while acting is traced."""
+"""Runs the code of a policy class that acts, while it is traced."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tfpolicies.type_aliases import TensorStructure
 
 
 class Chosen(NamedTuple):
-    """What `action_sampler_fn` gives for N rows, checked."""
+    """The checked results of `action_sampler_fn` for N rows."""
 
     actions: list[tf.Tensor]  # one per leaf of the action space, [N, *shape], normalised
     logp: tf.Tensor  # [N] float32
     dist_inputs: tf.Tensor  # [N, n] float32
-    states: list[tf.Tensor]  # the memory after, [S, ...] each
+    states: list[tf.Tensor]  # the new recurrent state, [S, ...] each
 
 
 class _WithWeights:
@@ -43,16 +43,16 @@ class _WithWeights:
 def distribution_of(
     view: Any, model: Any, dist_inputs: tf.Tensor, dist_class: type[ActionDistribution]
 ) -> Any:
-    """Returns the distributions of a batch, given what `action_distribution_fn` returned.
+    """Returns the distributions of a batch from the results of `action_distribution_fn`.
 
     Args:
-        view: of the class.
+        view: the `self` of the class's code.
         model: that computed the inputs.
         dist_inputs: float32 `[N, n]`.
-        dist_class: the class's own; or a `WholeSpace`, or a partial of one.
+        dist_class: the distribution of the class; or a `WholeSpace`, or a partial of one.
 
     Raises:
-        ConfigError: unless `dist_inputs` are as the distribution of the class takes them.
+        ConfigError: unless the distribution of the class accepts `dist_inputs`.
     """
     require_width(view, dist_inputs)
     whole = getattr(dist_class, "func", dist_class)
@@ -63,12 +63,12 @@ def distribution_of(
 
 
 def require_width(view: Any, dist_inputs: tf.Tensor) -> None:
-    """Raises a `ConfigError` unless `dist_inputs` are as the distribution of a class takes them."""
+    """Raises a `ConfigError` unless the distribution of a class accepts `dist_inputs`."""
     shape, width = tuple(dist_inputs.shape), view.dist_class.num_inputs
     if len(shape) != 2 or shape[1] != width:
         raise ConfigError(
-            f"{type(view).__name__} gave dist_inputs of shape {shape}; it must be [N, {width}], as "
-            "`self.dist_class` takes them. For another width, set `model['custom_action_dist']`."
+            f"{type(view).__name__} gave dist_inputs of shape {shape}; `self.dist_class` needs "
+            f"[N, {width}]. For another width, set `model['custom_action_dist']`."
         )
 
 
@@ -76,11 +76,11 @@ class ActingView:
     """The inputs of acting by name, and the model that runs on them with given weights.
 
     Args:
-        spec: what the policies of the kind share.
+        spec: of the Program.
         network: the network.
         weights: all of its variables, in order.
         inputs: one tensor per input port.
-        seq_lens: int32 `[S]` the steps of each sequence that count; None for all.
+        seq_lens: int32 `[S]`, the number of valid steps of each sequence; None: all are valid.
         time_steps: the steps T of each of the S = N / T sequences.
     """
 
@@ -116,11 +116,7 @@ class ActingView:
         return {"obs_batch": given["obs"], "state_batches": self._states, "input_dict": given}
 
     def choose(self, view: Any, **given: Any) -> Chosen:
-        """Returns what `action_sampler_fn` of a class gives for `noise`, `params` and `explorer`.
-
-        Raises:
-            ConfigError: if its results have other shapes than it must give.
-        """
+        """Calls `action_sampler_fn` of a class with `noise`, `params` and `explorer`."""
         if self._network.ports.noise_size:
             self._input_dict[NOISE] = given["noise"][:, : self._network.ports.noise_size]
         with self._network.with_weights(self._weights):
@@ -138,21 +134,17 @@ class ActingView:
     def logp(self, view: Any, actions: TensorStructure) -> tf.Tensor:
         """Returns the log-probability of actions, nested as their space is, float32 `[N]`.
 
-        Their distribution is what `action_distribution_fn` of a class gives.
-
-        Raises:
-            ConfigError: if the class says only how actions are sampled.
+        Their distribution is the result of `action_distribution_fn` of a class.
         """
         owner = self._spec.policy_class
         if owner._overrides("action_sampler_fn") and not owner._overrides("action_distribution_fn"):
             raise ConfigError(
                 f"{owner.__name__} overrides `action_sampler_fn`, so the distribution of its "
-                "actions is not known. Override `action_distribution_fn`, too."
+                "actions is not known. Also override `action_distribution_fn`."
             )
         with self._network.with_weights(self._weights):
             found = view.action_distribution_fn(self._model, **self._arguments())
             return distribution_of(view, self._model, *found[:2]).logp(actions)
 
     def values(self) -> tf.Tensor:
-        """Returns the values `[N]` of the last call of the model."""
         return self._model.value_function()

@@ -1,4 +1,4 @@
-"""The columns of a batch as the loss of a Program takes them: which, in which dtypes and shapes."""
+"""The columns of a train batch in the dtypes and shapes that the loss of a Program expects."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KINDS = ("mean", "min", "max")
 
 
 class LearnerSignature(NamedTuple):
-    """What the loss turned out to need when it first ran on a small batch."""
+    """The inputs and outputs of a loss, discovered by running it on a small batch."""
 
     columns: dict[str, Any]  # tf.TensorSpec (nested for nested columns), by name
     stat_names: tuple[str, ...]
-    kinds: list[int]  # of each statistic: which row of the totals it is
-    fetches: tuple[str, ...]  # names of what `extra_learn_fetches_fn` gives
+    kinds: list[int]  # of each statistic: its row in the totals
+    fetches: tuple[str, ...]  # names of the results of `extra_learn_fetches_fn`
     masked: bool  # whether the loss reads the row mask, so that minibatches may be padded
 
     @classmethod
@@ -45,17 +45,17 @@ class LearnerSignature(NamedTuple):
 
 
 class LearnBatch:
-    """A batch that is ready to be learned from.
+    """A batch that is ready for learning.
 
     Args:
-        columns: what the loss reads, `[N, ...]` each.
-        is_recurrent: whether its items are sequences, and not rows.
+        columns: the columns that the loss reads, `[N, ...]` each.
+        is_recurrent: whether its items are sequences instead of rows.
 
     Attributes:
-        columns: the same.
+        columns: the argument.
         items: N.
-        count: how many rows the items have, without those that only fill up sequences.
-        is_kept: whether several calls learn from it, between which somebody may write its arrays.
+        count: the number of rows of the items, without padding of sequences.
+        is_kept: whether several calls learn from it, between which its arrays may be written.
 
     Raises:
         BatchError: if there are no rows, or the columns have different numbers of them.
@@ -70,24 +70,22 @@ class LearnBatch:
         self._placed: tuple[int, Any] | None = None
 
     def between(self, start: int, stop: int) -> np.ndarray:
-        """Returns the rows `[start, stop)`, or the sequences that begin there, as an index."""
+        """Returns the indices of the rows `[start, stop)`, or of the sequences that begin there."""
         if not self._is_recurrent:
             return np.arange(start, min(stop, self.items), dtype=np.int32)
         first = np.cumsum(self.columns[SEQ_LENS]) - self.columns[SEQ_LENS]
         return np.flatnonzero((first >= start) & (first < stop)).astype(np.int32)
 
     def taken(self, items: np.ndarray) -> Any:
-        """Returns some items of all columns."""
         return tf.nest.map_structure(lambda column: column[items], self.columns)
 
     def rows_of(self, items: np.ndarray) -> int:
-        """Returns how many rows some items have."""
         return int(self.columns[SEQ_LENS][items].sum()) if self._is_recurrent else len(items)
 
     def placed(self, capacity: int, place: Callable[[Any], Any]) -> Any:
-        """Returns the columns, filled up to a number of items, where updates take them from.
+        """Returns the columns on the device, padded to `capacity` items.
 
-        They are put there once and stay there with the batch.
+        The result is cached, so that a batch is copied once.
         """
         if self._placed is None or self._placed[0] != capacity:
             columns: Any = self.columns
@@ -98,13 +96,7 @@ class LearnBatch:
 
 
 class BatchReader:
-    """Reads from batches what the loss of a Program takes; it looks up once what that is.
-
-    Args:
-        spec: of the Program.
-        ports: its inputs of acting.
-        signature: of its loss.
-    """
+    """Reads the columns of a loss from batches."""
 
     def __init__(self, spec: ProgramSpec, ports: InputPorts, signature: LearnerSignature) -> None:
         self._spec = spec
@@ -112,7 +104,7 @@ class BatchReader:
         self._is_recurrent = ports.is_recurrent
         self._wanted = signature.columns
         self._defaults = spec.policy_class._column_defaults
-        self._ready = {  # dtypes and shapes of what is taken as it is
+        self._ready = {  # dtypes and shapes of arrays that need no conversion
             name: (x.dtype.as_numpy_dtype, tuple(x.shape[1:]))
             for name, x in signature.columns.items()
             if not isinstance(x, Mapping)
@@ -123,12 +115,12 @@ class BatchReader:
 
         Raises:
             MissingColumnError: if the batch lacks one of them.
-            BatchError: if a column does not fit what the loss was traced with; it is named.
+            BatchError: naming a column whose dtype or shape differs from the traced one.
         """
         if self._is_recurrent:
             batch = travelling_columns(self._spec, self._ports, batch)
         elif getattr(batch, "get_interceptor", None) is None:
-            batch = dict(batch)  # reads of a `SampleBatch` are slower: it takes them down
+            batch = dict(batch)  # reads of a `SampleBatch` are slower: it records them
         columns = {}
         for name, wanted in self._wanted.items():
             if name not in batch and name in self._defaults and "rewards" in batch:
@@ -154,11 +146,11 @@ class BatchReader:
 def travelling_columns(
     spec: ProgramSpec, ports: InputPorts, batch: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns all columns of a batch that a loss may read, in travelling dtypes.
+    """Returns all columns of a batch that a loss may read, with float32 instead of float64.
 
-    For models with a memory they are sequences: `[S, T, ...]`, filled up with their last row after
-    the `seq_lens` `[S]`, and the memory `[S, ...]` at the beginning of each. Sequences without rows
-    are left out.
+    For recurrent models these are sequences: `[S, T, ...]`, padded with their last row up to T,
+    with their lengths `seq_lens` `[S]` and the initial recurrent state `[S, ...]` of each.
+    Sequences without rows are left out.
     """
     columns = {}
     for name, column in batch.items():
@@ -170,7 +162,7 @@ def travelling_columns(
 
 
 def _travelling(spec: ProgramSpec, ports: InputPorts, name: str, column: Structure) -> Any:
-    """Returns a column in travelling dtypes, nested by dicts alone."""
+    """Returns one column, nested by dicts only; see `travelling_columns`."""
     leaves = _leaves_of(spec, ports, name)
     return _plain(column) if leaves is None else nested_rows(leaves, column, name)
 
@@ -184,13 +176,13 @@ def _plain(column: Structure) -> Any:
 
 
 def kind_of(name: str) -> str:
-    """Returns how a statistic is summed up over minibatches, by its name: mean, min or max."""
+    """Returns how a statistic is reduced over minibatches, by its name: mean, min or max."""
     prefix = name.partition("_")[0]
     return prefix if prefix in _KINDS else "mean"
 
 
 def _leaves_of(spec: ProgramSpec, ports: InputPorts, name: str) -> tuple[Leaf, ...] | None:
-    """Returns the leaves of a row of a column that is of a space, or a view of such a one."""
+    """Returns the leaves of the space of a column; None if it has no space."""
     if name in ("obs", "new_obs"):
         return spec.obs_leaves
     if name in ("actions", "prev_actions"):
@@ -211,7 +203,7 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
         dynamic_max=False,
         seq_lens=lengths,
         states_already_reduced_to_init=lengths is not None,
-        padding="last",  # so that mathematics on rows is as finite there as on rows that count
+        padding="last",  # so that computations on padding are as finite as on valid rows
         **{argument: columns[name] for argument, name in ID_COLUMNS.items() if name in columns},
     )
     count = len(lengths)
@@ -228,7 +220,6 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
 
 
 def _drop_empty_sequences(columns: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out sequences of length 0, if `seq_lens` has any, and their memory."""
     has_rows = np.asarray(columns.get(SEQ_LENS, ())) > 0
     if has_rows.all():
         return columns

@@ -1,4 +1,4 @@
-"""Where the functions of a Program run."""
+"""Devices for the functions of a Program."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ CPU = "/cpu:0"
 
 
 def learner_device(num_gpus: float, present: int | None = None) -> str:
-    """Returns the device that learns: `"/gpu:0"` if one is wanted and there is one.
-
-    Args:
-        num_gpus: how many GPUs are wanted, from 0 to 1.
-        present: how many there are; None asks TensorFlow.
-    """
+    """Returns `"/gpu:0"` if a GPU is configured and present, else the CPU."""
     if not num_gpus:
         return CPU
     if present is None:
-        present = len(tf.config.list_logical_devices("GPU"))  # those that are hidden are not there
+        present = len(tf.config.list_logical_devices("GPU"))  # without hidden ones
     if not present:
         warn_without_gpu(num_gpus)
         return CPU
@@ -35,44 +30,39 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
 
 @functools.cache
 def contexts() -> Callable[[str], Any]:
-    """Returns what `placed` calls, looked up once: for what runs in every step."""
+    """Returns the context manager of `placed`, cached for callers that run in every step."""
     return tf.device if len(tf.config.list_logical_devices()) > 1 else contextlib.nullcontext
 
 
 def placed(device: str) -> Any:
-    """Returns a context in which variables and operations are put on a device.
+    """Returns a context in which variables and operations are placed on a device.
 
-    TensorFlow takes a GPU for everything that is not pinned, and XLA refuses code whose variables
-    are on another device. Where there is one device, a context costs time and changes nothing.
+    TensorFlow uses a GPU for everything that is not pinned, and XLA refuses code whose variables
+    are on another device. If there is only one device, the context does nothing, to save time.
     """
     return contexts()(device)
 
 
 @functools.cache
 def lender() -> Callable[[np.ndarray], tf.Tensor]:
-    """Returns what makes a tensor on the CPU that may share the memory of an array.
+    """Returns a function that makes a CPU tensor, which may share the memory of its array.
 
     It takes a fraction of the time of `tf.constant`, which copies twice. The array must not change
-    as long as the tensor is used.
+    while the tensor is in use.
     """
     kind: Any = type(tf.constant(0))
     return functools.partial(kind, device=None, dtype=None)
 
 
 _NOT_GATHERED = (tf.uint8, tf.int8, tf.uint16, tf.int16)
-"""What TensorFlow gathers on no GPU."""
+"""The dtypes that TensorFlow does not gather on a GPU."""
 
 
 def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
-    """Returns rows `[mb, ...]` of a column `[N, ...]`.
+    """Returns rows `[mb, ...]` of a column `[N, ...]`, for learning on a device.
 
-    TensorFlow gathers no bytes on a GPU: it would take the whole column to the CPU, and what it
-    gathered back, for each minibatch. So they are gathered as words of four.
-
-    Args:
-        column: of any type.
-        rows: int32 `[mb]`.
-        device: where that happens.
+    TensorFlow does not gather bytes on a GPU: for each minibatch it would copy the whole column to
+    the CPU, and the gathered rows back. So bytes are gathered as 32-bit words.
     """
     words, rest = divmod(column.dtype.size * math.prod(column.shape[1:]), 4)
     if device == CPU or column.dtype not in _NOT_GATHERED or rest:
@@ -83,7 +73,7 @@ def gathered(column: tf.Tensor, rows: tf.Tensor, device: str) -> tf.Tensor:
 
 
 def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """Returns a function that runs on a device, and has its tensors there."""
+    """Returns a function that runs on a device, with its input tensors there."""
 
     @functools.wraps(function)
     def run(*inputs: tf.Tensor) -> Any:
@@ -91,7 +81,7 @@ def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
             return function(*brought(inputs))
 
     def brought(inputs: tf.Tensor) -> Any:
-        # The inputs of a graph are on no device, and loops over them would be on another one.
+        # Inputs of a graph have no device, so loops over them could run on another one.
         if tf.executing_eagerly() or contexts() is contextlib.nullcontext:
             return inputs
         return tf.nest.map_structure(tf.identity, inputs)

@@ -1,4 +1,4 @@
-"""Why an update gave NaN or infinity: which minibatch was the first, and which term of it."""
+"""Finds the cause of NaN or infinity in an update: the first minibatch, and its first such term."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from tfpolicies.state import PolicyState
 
 
 class Reason(NamedTuple):
-    """Why an update is not finite."""
+    """The cause of an update that is not finite."""
 
-    term: str  # what was the first not to be finite, with its value
-    where: str = ""  # in which part of the update; "" where it has one
+    term: str  # the first one that was not finite, with its value
+    where: str = ""  # the minibatch; "" if there is only one
 
     @classmethod
     def of(cls, term: tuple[str, float] | None) -> Reason:
-        """Returns the reason for the first number that is not finite; None: only traced code."""
+        """Returns the cause from the first non-finite number; None: it occurs only traced."""
         return cls("the loss, but only traced" if term is None else "{} ({})".format(*term))
 
 
 _TOTALS = ("total_loss", "loss")
-"""Statistics that are made of others, which say more."""
+"""Statistics that are sums of others, which are more specific."""
 
 
 def last_sound(
     state: PolicyState, steps: int, after: Callable[[int], tuple[PolicyState, bool]]
 ) -> tuple[PolicyState, int]:
-    """Returns the state before the first step of an update that gives what is not finite.
+    """Returns the state before the first step of an update that is not finite, by bisection.
 
     Args:
         state: before the update.
         steps: of the update.
-        after: does so many steps anew; returns the state they lead to, and whether all is finite.
+        after: repeats that many steps; returns the resulting state, and whether all is finite.
 
     Returns:
-        The state, and how many steps led to it.
+        The state, and the number of steps before it.
     """
     sound, failed = 0, steps
     while failed - sound > 1:
@@ -60,16 +60,10 @@ def first_term(
     columns: Mapping[str, Any],
     inputs: StepInputs,
 ) -> tuple[str, float] | None:
-    """Runs the loss of one minibatch untraced; returns what of it is the first not to be finite.
+    """Runs the loss of one minibatch untraced; returns the first term that is not finite.
 
-    Args:
-        functions: their resident variables hold the state, and are changed.
-        state: before the update.
-        columns: of the minibatch.
-        inputs: that come with it, `[1, ...]`.
-
-    Returns:
-        The name and the value; None if all that leads to the update is finite.
+    The resident variables of `functions` must hold the state, and are changed. Returns None if all
+    terms are finite.
     """
     return next(filter(None, map(first_bad, _parts(functions, state, columns, inputs))), None)
 
@@ -80,7 +74,7 @@ def _parts(
     columns: Mapping[str, Any],
     inputs: StepInputs,
 ) -> Iterator[dict[str, Any]]:
-    """Yields what makes up an update, by name, in the order in which one follows from another."""
+    """Yields the terms of an update, by name, in the order in which they are computed."""
     for name, column in columns.items():
         yield from ({f"train_batch[{name!r}]": leaf} for leaf in tf.nest.flatten(column))
     names = functions.spec.hyperparameters

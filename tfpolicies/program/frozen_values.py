@@ -1,4 +1,4 @@
-"""Warnings about a user's code that TensorFlow traces once, though its values should change."""
+"""Warns about user code whose values TensorFlow freezes when it traces the code once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 @contextlib.contextmanager
 def warn_of_frozen_draws(name: str, *code: Callable[..., Any]) -> Iterator[None]:
-    """Warns once if code that is traced meanwhile draws random numbers in Python.
+    """Warns once if code that is traced in the block draws random numbers in Python.
 
-    They become constants of the trace. NumPy's global generator is watched, and those that a
-    function of `code` refers to by name.
+    They become constants of the trace. It checks NumPy's global generator, and the generators that
+    a function of `code` refers to by name.
 
     Args:
         name: of the code, for the message.
-        *code: functions that run meanwhile.
+        *code: functions that run in the block.
     """
     if tf.executing_eagerly():
         yield
@@ -46,13 +46,7 @@ def warn_of_frozen_draws(name: str, *code: Callable[..., Any]) -> Iterator[None]
 
 
 def warn_of_frozen_numbers(name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warns once of each attribute that traced code has set to a number that is no tensor.
-
-    Args:
-        name: of the code, for the message.
-        before: the attributes of `self` before it ran.
-        now: those after it.
-    """
+    """Warns once for each attribute of `self` that traced code sets to a number, not a tensor."""
     if tf.executing_eagerly():
         return
     for attribute, value in now.items():
@@ -64,7 +58,7 @@ def warn_of_frozen_numbers(name: str, before: dict[str, Any], now: dict[str, Any
 @functools.cache
 def _warn_of_draws(name: str, generator: str) -> None:
     logger.warning(
-        "%s draws from %s, but it is traced once for all updates and calls, so it has the same "
+        "%s draws from %s, but it is traced once for all updates and calls, so it gets the same "
         "numbers each time. Draw by TensorFlow (tf.random.stateless_normal with a seed that "
         "changes), or in a loss let the class's `learning_noise_size` return how many numbers you "
         "need, and read self.learning_noise.",
@@ -89,7 +83,7 @@ def _named_generators(code: Callable[..., Any]) -> dict[str, Any]:
     """Returns the random generators among the globals and outer variables of a function."""
     try:
         names = inspect.getclosurevars(code)
-    except (TypeError, ValueError):  # it is not a Python function
+    except (TypeError, ValueError):  # not a Python function
         return {}
     known = {**names.globals, **names.nonlocals}
     return {name: value for name, value in known.items() if isinstance(value, _GENERATORS)}

@@ -1,8 +1,8 @@
-"""The functions of a Program: pure tensor code that every runtime runs.
+"""The tensor functions of a Program, which every runtime runs.
 
 Acting takes the weights as inputs. Learning uses the *resident* variables of the networks and their
-Keras optimizers, which a runtime loads before and reads back after. Nothing here knows files,
-sessions or policies; a function body runs once per runtime, when it is traced.
+Keras optimizers, which a runtime loads before and reads after an update. This module does not know
+files, sessions or policies. A function body runs once per runtime, when it is traced.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
 from tfpolicies.state import Slot
 
 LOSS = "__loss"
-"""Among the statistics of an update: the loss, added up where there are several."""
+"""The name of the loss among the statistics of an update: the sum if there are several."""
 
 
 class ActOutputs(NamedTuple):
-    """What `act` computes for N rows; `values` is None for models without a value.
+    """The outputs of `act` for N rows; `values` is None for models without a value.
 
     `actions` and `env_actions` have one array per leaf of the action space.
     """
@@ -58,14 +58,14 @@ class ActOutputs(NamedTuple):
     prob: Any  # [N] float32
     dist_inputs: Any  # [N, n] float32
     values: Any  # [N] float32
-    states: Any  # the memory after each sequence, [S, *shape] float32 each
-    extras: Any  # what `extra_action_out_fn` adds, by name
+    states: Any  # the recurrent state after each sequence, [S, *shape] float32 each
+    extras: Any  # the results of `extra_action_out_fn`, by name
 
 
 class ActInputs(NamedTuple):
-    """What `act` takes besides the weights."""
+    """The inputs of `act`, without the weights."""
 
-    inputs: Any  # one array per port: observations and views [N, ...], memory [S, ...]
+    inputs: Any  # one array per port: observations and views [N, ...], recurrent state [S, ...]
     noise: Any  # [N, noise_size] float32; zeros for the greedy actions
     params: Any  # [P] float32, of the exploration
 
@@ -74,11 +74,11 @@ class Differentiated(NamedTuple):
     """A loss with its gradients."""
 
     pairs: Any  # a list of (gradient, variable); for several losses, a list of lists
-    loss: tf.Tensor  # float32 scalar, added up where there are several
+    loss: tf.Tensor  # float32 scalar, the sum if there are several
     stats: dict[str, tf.Tensor]
-    fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
+    fetches: dict[str, tf.Tensor]  # the results of `extra_learn_fetches_fn`
     batch: TrainBatch
-    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for those that have not stepped
+    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for the step that is left to do
 
 
 @dataclass(eq=False)
@@ -86,15 +86,15 @@ class ProgramFunctions:
     """The tensor functions of one Program over its resident networks.
 
     Attributes:
-        spec: what the policies of the kind share.
+        spec: of the Program.
         network: the network that acts.
-        networks: the variables of all networks, by name, that of `network` first.
-        optimizer: of the trainable variables.
-        device: where learning runs.
+        networks: the variables of all networks, by name, those of `network` first.
+        optimizer: the optimizers of the trainable variables.
+        device: the device for learning.
         resident: all variables, in the order of the layout.
-        layout: where each of them lies in a state.
-        acting_device: where acting runs: with kernels of convolutions where learning does.
-        traces: how often each function body ran, by name.
+        layout: the position of each of them in a state.
+        acting_device: the device for acting: the same as for learning if it has convolutions.
+        traces: the number of runs of each function body, by name.
     """
 
     spec: ProgramSpec
@@ -117,7 +117,7 @@ class ProgramFunctions:
 
     @classmethod
     def of(cls, spec: ProgramSpec) -> ProgramFunctions:
-        """Returns the functions over new variables, in the present eager context or graph."""
+        """Returns the functions over new variables, in the current eager context or graph."""
         device = learner_device(spec.static["num_gpus"])
         with placed(device):
             network = _network(spec)
@@ -142,12 +142,12 @@ class ProgramFunctions:
     ) -> ActOutputs:
         """Chooses actions for N rows; zero noise gives the greedy ones.
 
-        Each runtime traces it once, and counts that under a name of its own.
+        Each runtime traces it once, and counts that under a separate name.
 
         Args:
             weights: all variables of the network, in order.
             given: the inputs.
-            seq_lens: int32 `[S]` the steps of each sequence that count; None for all.
+            seq_lens: int32 `[S]`, the number of valid steps of each sequence; None: all are valid.
             time_steps: the steps T of each of the S = N / T sequences.
             explorer: turns noise into actions; None for the configured one.
         """
@@ -172,7 +172,7 @@ class ProgramFunctions:
             context.model, context.dist_inputs, context.values = model, chosen.dist_inputs, values
             result = {**view.extra_action_out_fn()}
             if values is not None:
-                result.pop(SampleBatch.VF_PREDS, None)  # an output in any case
+                result.pop(SampleBatch.VF_PREDS, None)  # values are an output anyway
             extras = {name: tf.convert_to_tensor(x) for name, x in result.items()}
         logp, states = chosen.logp, chosen.states
         prob = tf.exp(logp)
@@ -189,7 +189,7 @@ class ProgramFunctions:
         """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`.
 
         Raises:
-            ConfigError: if the class says how actions are sampled, but not from what distribution.
+            ConfigError: if the class defines how actions are sampled, but not their distribution.
         """
         self.traces.note("log_likelihoods", inputs, actions)
         acting = ActingView(self.spec, self.network, weights, inputs)
@@ -208,11 +208,11 @@ class ProgramFunctions:
         """Runs the policy class's loss on one minibatch and differentiates it.
 
         Args:
-            view: what the class's code sees as `self`; see `loss_view`.
+            view: the `self` of the class's code; see `loss_view`.
             columns: the minibatch as rows.
-            takes: for each optimizer, whether it takes the update; None: all do.
-            in_turn: whether the optimizers of losses that are tensors step before those that are
-                functions are called; otherwise nothing steps.
+            takes: for each optimizer, whether it applies the update; None: all do.
+            in_turn: whether the optimizers of losses that are tensors step before losses that are
+                functions are called; otherwise no optimizer steps.
         """
         batch = TrainBatch(columns)
         model = ModelView(self.network, self.spec.time_steps, training=True)
@@ -231,7 +231,7 @@ class ProgramFunctions:
                 with tape:
                     losses[i] = self._evaluated(losses[i])
                     regularized = self._regularized(i, losses[i])
-                if regularized is not losses[i]:  # whose gradient would hide that this has none
+                if regularized is not losses[i]:  # its gradient would hide that the loss has none
                     optimizers[i].require_gradient(losses[i])
                 losses[i] = regularized
             chosen = hooked([optimizers[i] for i in part])
@@ -255,13 +255,9 @@ class ProgramFunctions:
         *,
         in_turn: bool = False,
     ) -> Differentiated:
-        """Differentiates the loss of one minibatch, all of whose items count.
+        """Differentiates the loss of one minibatch without padding, whose inputs are `[1, ...]`.
 
-        Args:
-            hyper: the hyper-parameters `[H]`.
-            columns: the minibatch, `[mb, ...]` each.
-            inputs: that come with it, `[1, ...]`.
-            in_turn: whether it is done as in an update; see `loss_and_gradients`.
+        With `in_turn`, optimizers step as in an update; see `loss_and_gradients`.
         """
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         rows, now = self.loss_columns(columns, weights), inputs.at(0)
@@ -286,49 +282,35 @@ class ProgramFunctions:
         return self._scalar(self._run(loss)) if callable(loss) else loss
 
     def _run(self, code: Callable[[], Any]) -> Any:
-        """Returns what the class's code gives.
-
-        Raises:
-            ConfigError: if it asks what only the tensors of a run are.
-        """
+        """Runs code of the class; explains errors about values of tensors, unknown in a trace."""
         try:
             return code()
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise ConfigError(
-                f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) "
-                "what a tensor is, but it is traced once for all policies of the kind, and "
+                f"{self.spec.policy_class.__name__}.loss uses the value of a tensor in Python "
+                "(`if`, `and`, `while`), but it is traced once for all policies of its class, and "
                 "hyper-parameters such as self.config['lr'] are tensors in it. Add every term, "
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
 
     def _scalar(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns what the class gives as a loss.
-
-        Raises:
-            ConfigError: unless it is a tensor of one number.
-        """
         if tf.is_tensor(loss) and loss.dtype.is_floating and loss.shape.num_elements() in (1, None):
             return tf.reshape(loss, [])
         given = f"a tensor of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)[:80]
         raise ConfigError(
             f"{self.spec.policy_class.__name__}.loss must return a scalar tensor, or a list of "
-            f"them where it has several networks or optimizers; got {given}. Return a mean over "
+            f"them if it has several networks or optimizers; got {given}. Return a mean over "
             'the rows, such as masked_mean(x, train_batch["loss_mask"]), computed by TensorFlow.'
         )
 
     def _regularized(self, i: int, loss: tf.Tensor) -> tf.Tensor:
-        """Adds to loss `i`, if it is the first of its network, what the layers of that lose."""
+        """Adds the losses of a network's layers to loss `i` if it is the first of the network."""
         names = self.optimizer.network_names
         own = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
         return loss + tf.add_n(own) if own else loss
 
     def loss_view(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
-        """Returns what the class's code sees as `self` in one update.
-
-        Args:
-            hyper: the hyper-parameters `[H]`, or H scalars.
-            inputs: that come with the minibatch.
-        """
+        """Returns the `self` of the class's code in one update."""
         result = self.spec.view(hyper)
         context: TracedContext = result._context
         context.networks, context.target_networks = {}, {}
@@ -357,18 +339,18 @@ class ProgramFunctions:
         stat_names: Sequence[str],
         clips: bool,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Does one update on one minibatch; runtimes trace it by itself, and count that.
+        """Runs one update on one minibatch; runtimes trace it separately, and count that.
 
         Args:
             hyper: the hyper-parameters `[H]`.
             columns: the minibatch, `[mb, ...]` each.
-            weights: float32 `[mb]`, 0 for items that only fill up.
-            inputs: that come with the minibatch.
+            weights: float32 `[mb]`, 0 for padding.
+            inputs: the other inputs of the minibatch.
             stat_names: names of the statistics, in the order of the result.
-            clips: whether there is a limit to gradients; see `ProgramSpec.clips`.
+            clips: whether gradients are limited; see `ProgramSpec.clips`.
 
         Returns:
-            The statistics and, behind them, the loss: float32 `[S + 1]`; and the fetches.
+            The statistics, followed by the loss: float32 `[S + 1]`; and the fetches.
         """
         view = self._begun(hyper if clips else self.spec.unclipped(hyper), inputs)
         rows = self.loss_columns(columns, weights)
@@ -385,7 +367,7 @@ class ProgramFunctions:
         return tf.unstack(active, len(self.optimizer)) if is_input(active) else None
 
     def _begun(self, hyper: tf.Tensor, inputs: StepInputs) -> Any:
-        """Returns the view of an update, with the learning rates in place."""
+        """Sets the learning rates; returns the `self` of the update."""
         view = self.loss_view(hyper, inputs)
         self.optimizer.set_learning_rates(view.config)
         return view
@@ -404,26 +386,27 @@ class ProgramFunctions:
         exact_rows: bool,
         fetches: bool,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Does the minibatch updates of one piece in one loop.
+        """Runs the minibatch updates of one chunk in one loop.
 
         Args:
             hyper: the hyper-parameters `[H]`.
-            columns: the whole batch, `[N, ...]` each; N may be padded. For models with a memory
-                its items are sequences, `[S, T, ...]` each, and `[S, ...]` for the memory.
+            columns: the whole batch, `[N, ...]` each; N may be padded. For recurrent models its
+                items are sequences, `[S, T, ...]` each, and `[S, ...]` for the recurrent state.
             index: int32 `[K, mb]`, the items of each minibatch of the whole update.
             mask: float32 `[K, mb]`, 0 where a minibatch is shorter than `mb`.
-            inputs: that come with each minibatch, `[K, ...]`.
-            piece: int32 `[2]`, the first minibatch and the one behind the last, at most K.
+            inputs: the other inputs of each minibatch, `[K, ...]`.
+            piece: int32 `[2]`, the first minibatch and the end (exclusive), at most K.
             totals: mean, minimum and maximum of each statistic over the minibatches before the
                 first, float32 `[3, S + 1]`; see `no_totals`.
-            step: `learn_step`, or what runs it.
+            step: `learn_step`, or a compiled version of it.
             exact_rows: gather only the rows of mask 1. For losses that do not read the mask; not
                 for XLA, which needs static shapes.
-            fetches: do the first minibatch alone, outside of a loop, and return its fetches.
+            fetches: run only the first minibatch, outside of a loop, and return its fetches.
 
         Returns:
-            The totals with the minibatches of the piece among them; the fetches; and what is left
-            of the variables, by piece.
+            The totals including the minibatches of the chunk; the fetches; and the new variables,
+                by
+            buffer.
         """
         self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
@@ -444,7 +427,7 @@ class ProgramFunctions:
         def body(i: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
             now, _ = at(i)
             mean, low, high = totals
-            count = tf.cast(i, tf.float32)  # as many as there were before
+            count = tf.cast(i, tf.float32)  # the number of minibatches before this one
             mean = (mean * count + now) / (count + 1.0)
             return i + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
 
@@ -469,12 +452,7 @@ class ProgramFunctions:
         return self.optimizer.by_variable(result.pairs), stats, dict(result.fetches)
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
-        """Returns a minibatch as rows, as the loss takes it, with its `loss_mask`.
-
-        Args:
-            columns: `[mb, ...]` each; sequences `[mb, T, ...]` for models with a memory.
-            weights: float32 `[mb]`, 0 for items that only fill up.
-        """
+        """Returns a minibatch of rows or sequences as rows for the loss, with its `loss_mask`."""
         if not self.network.ports.is_recurrent:
             return {**columns, LOSS_MASK: weights}
         steps = self.spec.time_steps
@@ -493,7 +471,7 @@ class ProgramFunctions:
     def apply_gradients(
         self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor], inputs: StepInputs
     ) -> dict[str, tf.Tensor]:
-        """Updates the trainable variables with given gradients; returns what is `left`."""
+        """Updates the trainable variables with gradients; returns the new variables by buffer."""
         self.traces.note("apply_gradients", hyper, gradients)
         now = inputs.at(0)
         given = self.optimizer.with_pairs(gradients, self._active_optimizers(now))
@@ -510,7 +488,7 @@ class ProgramFunctions:
             variable.assign(part)
 
     def left(self) -> dict[str, tf.Tensor]:
-        """Returns the pieces of the layout as the resident variables are now."""
+        """Returns the current resident variables as the buffers of the layout."""
         slots, found = zip(self.layout.slots, self.resident, strict=True), {}
         tensors = {slot.key: tf.convert_to_tensor(variable) for slot, variable in slots}
         for name, piece in self.layout.pieces.items():
@@ -520,14 +498,14 @@ class ProgramFunctions:
 
 
 def _early_and_late(losses: Sequence[Any]) -> list[list[int]]:
-    """Returns which losses are differentiated together: the tensors, and then the functions."""
+    """Returns the indices of losses that are differentiated together: tensors, then functions."""
     late = [i for i, loss in enumerate(losses) if callable(loss)]
     early = [i for i in range(len(losses)) if i not in late]
     return [part for part in (early, late) if part]
 
 
 def _in_order(parts: Sequence[Sequence[int]], pairs: Sequence[Any]) -> Any:
-    """Returns the pairs of all losses as hooks give them: those of parts, put together."""
+    """Returns the pairs of all losses in the order of the losses, as hooks return them."""
     if len(parts) == 1:
         return pairs[0]
     found = dict(zip(chain(*parts), chain(*pairs), strict=True))
@@ -535,7 +513,7 @@ def _in_order(parts: Sequence[Sequence[int]], pairs: Sequence[Any]) -> Any:
 
 
 def no_totals(stat_names: Sequence[str]) -> np.ndarray:
-    """Returns the mean, minimum and maximum over no minibatches yet: float32 `[3, S + 1]`."""
+    """Returns the mean, minimum and maximum over no minibatches: float32 `[3, S + 1]`."""
     start = np.array([[0.0], [np.inf], [-np.inf]], np.float32)
     return np.repeat(start, len(stat_names) + 1, axis=1)
 
@@ -548,12 +526,12 @@ def _network(spec: ProgramSpec) -> Network:
 
 
 def is_per_sequence(name: str) -> bool:
-    """Whether a column has one row per sequence: the memory and the lengths."""
+    """Returns whether a column has one row per sequence: the recurrent state and the lengths."""
     return name == SEQ_LENS or name.startswith("state_in_")
 
 
 def unpack(segments: Mapping[str, tf.Tensor], slots: Sequence[Slot]) -> list[tf.Tensor]:
-    """Cuts flat segments into the variables of slots, in their order."""
+    """Splits flat segments into the variables of slots, in their order."""
     parts = {}
     for name, segment in segments.items():
         sizes = [math.prod(slot.shape) for slot in slots if slot.segment == name]

@@ -1,6 +1,6 @@
-"""Inference: all that acts. `RUNTIMES` names each way of acting, and says what it fits.
+"""Acting: `RUNTIMES` has each inference backend, and the cases that it supports.
 
-A way that converts the act function, or stacks it, is compared to TensorFlow before it is used.
+A backend that converts or stacks the act function is compared to TensorFlow before its first use.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from tfpolicies.ways import WAYS
 logger = logging.getLogger("tfpolicies")
 
 _TOLERANCE = 1e-4
-"""How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
+"""Allowed difference of two backends, relative to an output's largest number, or to 1."""
 
 
 class Inference:
-    """The acting of one Program.
+    """The inference backends of one Program.
 
     Args:
         functions: the tensor functions over eager variables.
-        new_state: gives states for checks: called with a seed of the weights.
+        new_state: creates states for checks from a seed of the weights.
         lock: of the Program.
 
     Attributes:
         layout: the outputs of acting.
-        runtime: runs all functions, learning included: in graph mode `SessionRuntime`.
-        eager: the runtime over eager variables; elsewhere the same.
+        runtime: runs all functions, also those of learning: in graph mode a `SessionRuntime`.
+        eager: the runtime over eager variables; the same object unless in graph mode.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Inference:
     @cached_property
     @ensure_eager()
     def fitting(self) -> Sequence[str]:
-        """The `RUNTIMES` that "auto" takes, the best one first."""
+        """The `RUNTIMES` that "auto" may use, the best one first."""
         return [name for name, way in RUNTIMES.items() if way.fits(self)]
 
     def actor(self, inference: str) -> Actor:
-        """Returns what acts in one of the `RUNTIMES`, made and checked on first use.
+        """Returns the runtime of one of the `RUNTIMES`, built and checked on first use.
 
         Raises:
-            ConfigError: if it cannot be made, or gives other numbers than TensorFlow.
+            ConfigError: if it cannot be built, or its outputs differ from those of TensorFlow.
         """
         with self._lock:
             if inference not in self._actors:
@@ -97,7 +97,7 @@ class Inference:
             ) from error
         if found is not None:
             raise ConfigError(
-                f"{way.name} gives other {found[0]} than TensorFlow for this model "
+                f"{way.name} gives different {found[0]} than TensorFlow for this model "
                 f"(largest difference {found[1]:.3g}); use inference='tf' for it."
             )
         return actor
@@ -117,14 +117,14 @@ class Inference:
         return None
 
     def stacked_actor(self, inference: str) -> stacked.StackedActor | None:
-        """Returns what acts for many states in one call, made and checked on first use.
+        """Returns the runtime that acts for many states at once, built and checked on first use.
 
         Args:
-            inference: the runtime that acts, one of `RUNTIMES`.
+            inference: one of `RUNTIMES`.
 
         Returns:
-            None where states have to act one by one: in graph mode, untraced, or if the stacked
-            function cannot be made or gives other numbers.
+            None if states have to act one by one: in graph mode, untraced, or if the stacked
+            function cannot be built or its outputs differ.
         """
         with self._lock:
             if inference not in self._stacked:
@@ -139,17 +139,17 @@ class Inference:
                 return None
             found = self._stack_difference(actor, self.actor(inference))
         except Exception as error:
-            logger.info("policies of this kind act one by one (%s): %s", inference, error)
+            logger.info("policies of this Program act one by one (%s): %s", inference, error)
             return None
         if found is not None:
-            logger.info("policies of this kind act one by one: stacked, %s differ by %g", *found)
+            logger.info("policies of this Program act one by one: stacked, %s differ by %g", *found)
             return None
         return actor
 
     def _stack_difference(
         self, actor: stacked.StackedActor, single: Actor
     ) -> tuple[str, float] | None:
-        """Compares stacked acting to acting one by one, with weights of their own each."""
+        """Compares stacked acting of states with different weights to acting one by one."""
         rng, explorer = np.random.default_rng(0), self.functions.spec.explorer
         states, rows = [self._new_state(seed) for seed in range(2)], 3
         params = np.array([[0.25], [0.75]], np.float32).repeat(explorer.num_params, axis=1)
@@ -165,7 +165,7 @@ class Inference:
         return None
 
     def random_inputs(self, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Returns inputs of acting that fit the ports; masks allow everything."""
+        """Returns random inputs of acting that fit the ports; masks allow everything."""
         ports = self.ports
         obs = [
             np.ones((rows, *leaf.shape), leaf.dtype) if mask else _random_rows(leaf, rows, rng)
@@ -190,11 +190,11 @@ TENSORFLOW = Way(
 )
 
 RUNTIMES: dict[str, Way] = {name: pkgutil.resolve_name(path) for name, path in WAYS.items()}
-"""What acts, by the value of `inference`."""
+"""The runtimes by the value of `inference`."""
 
 
 def _extra_outputs(functions: ProgramFunctions) -> list[Port]:
-    """Returns what `extra_action_out_fn` adds, by running it once on zeros."""
+    """Returns the ports of `extra_action_out_fn`, which is run once on zeros."""
     spec, network = functions.spec, functions.network
     if not spec.policy_class._overrides("extra_action_out_fn"):
         return []
@@ -213,6 +213,6 @@ def _extra_outputs(functions: ProgramFunctions) -> list[Port]:
 def _random_rows(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
     if leaf.dtype == np.float32:
         return rng.standard_normal((rows, *leaf.shape)).astype(np.float32)
-    space = copy.deepcopy(leaf.space)  # the environment's own generator stays where it is
+    space = copy.deepcopy(leaf.space)  # so that the generator of the environment is not used
     space.seed(int(rng.integers(2**31)))
     return np.stack([np.asarray(space.sample(), leaf.dtype) for _ in range(rows)])

@@ -1,4 +1,4 @@
-"""Minibatches as index arrays: fixed shapes for XLA, exact rows for the mathematics."""
+"""Minibatches as index arrays: padded to fixed shapes for XLA, with a mask for the valid rows."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ if TYPE_CHECKING:
 
 
 class StepInputs(NamedTuple):
-    """What comes with each minibatch besides its rows, `[K, ...]` float32.
+    """The inputs of each minibatch besides its rows, `[K, ...]` float32.
 
-    What the policies of a Program have no use for is `()`, so that it is no input.
+    An input that the policies of a Program do not use is `()`, so that compiled functions do not
+    have it.
     """
 
     noise: Any = ()  # [K, size, ...]: standard normal, for each row of the loss
     update_noise: Any = ()  # [K, k]: standard normal, for the loss
-    update_targets: Any = ()  # [K]: 1 where target networks are updated after it
-    active_optimizers: Any = ()  # [K, O]: 0 for optimizers that do not take it
+    update_targets: Any = ()  # [K]: 1 if target networks are updated after the minibatch
+    active_optimizers: Any = ()  # [K, O]: 0 for optimizers that skip the minibatch
 
     def map(self, function: Callable[[Any], Any]) -> StepInputs:
-        """Returns what a function makes of each input that there is."""
         return StepInputs(*[x if isinstance(x, tuple) else function(x) for x in self])
 
     def at(self, i: tf.Tensor | int) -> StepInputs:
-        """Returns the inputs of one minibatch."""
         return self.map(lambda x: x[i])
 
 
 def is_input(value: object) -> bool:
-    """Whether an input of `StepInputs` is there.
+    """Returns whether an input of `StepInputs` is used.
 
     >>> is_input(StepInputs(noise=np.zeros(3)).noise), is_input(StepInputs().noise)
     (True, False)
@@ -43,16 +42,16 @@ def is_input(value: object) -> bool:
 class Minibatches(NamedTuple):
     """The minibatches of an update.
 
-    XLA gives wrong numbers for slices of a dynamic size, so a shorter last minibatch is filled up
-    with row 0 and masked out instead of being cut.
+    XLA gives wrong numbers for slices of a dynamic size, so a shorter last minibatch is padded with
+    row 0 and masked instead of being cut.
     """
 
     rows: np.ndarray  # int32 [K, size]: rows of the batch
-    mask: np.ndarray  # float32 [K, size]: 0 where a row only fills up
-    steps: int  # minibatches to do; the rest of K is padding
-    epochs: int  # 0 for one minibatch of a part of the batch
-    whole: bool  # each epoch is one minibatch of exactly all rows
-    inputs: StepInputs = StepInputs()  # that come with each
+    mask: np.ndarray  # float32 [K, size]: 0 for padding
+    steps: int  # the number of minibatches; the rest of K is padding
+    epochs: int  # 0 for one minibatch with a part of the batch
+    whole: bool  # whether each epoch is one minibatch of exactly all rows
+    inputs: StepInputs = StepInputs()  # the other inputs of each
 
     def padded_to(self, capacity: int) -> Minibatches:
         """Returns the same minibatches in arrays large enough for batches of `capacity` rows."""
@@ -77,13 +76,13 @@ class Minibatches(NamedTuple):
 def draw_minibatches(
     rows: int, epochs: int, size: int, rng: np.random.Generator | None
 ) -> Minibatches:
-    """Cuts `epochs` passes over `rows` rows into minibatches; each row comes once per epoch.
+    """Splits `epochs` passes over `rows` rows into minibatches; each row comes once per epoch.
 
     Args:
         rows: rows of the batch, at least 1.
         epochs: passes over the batch.
         size: rows of a minibatch; the last one of an epoch may have fewer.
-        rng: shuffles the rows anew for each epoch; None keeps their order.
+        rng: shuffles the rows for each epoch; None keeps their order.
 
     >>> draw_minibatches(5, 1, 2, None).rows.tolist()
     [[0, 1], [2, 3], [4, 0]]
@@ -102,7 +101,7 @@ def draw_minibatches(
 
 
 def one_minibatch(items: np.ndarray, size: int) -> Minibatches:
-    """Returns one minibatch of some rows, filled up to `size` rows."""
+    """Returns one minibatch of some rows, padded to `size` rows."""
     rows, mask = np.zeros((1, size), np.int32), np.zeros((1, size), np.float32)
     rows[0, : len(items)], mask[0, : len(items)] = items, 1.0
     return Minibatches(rows, mask, 1, 0, False)

@@ -1,8 +1,8 @@
-"""The networks of a kind of policies: what a class plans of each, and their resident variables.
+"""The networks of a policy class: their plans, and their resident variables.
 
 The first network, "model", is the one that acts; it is a `models.network.Network`. Others are Keras
-models or layers that only learning uses: critics, a temperature. Each may have a follower (a target
-network, a copy that moves towards it), and has an optimizer for its own variables.
+models or layers that only learning uses: critics, a temperature. Each may have a target network,
+and has an optimizer for its variables.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PARTS = ("filter", "target", "learner", "optimizer")  # names of other parts of
 
 
 class NetworkPlan(NamedTuple):
-    """What a policy class says about one of its networks; see `TFPolicy.network_plans`."""
+    """The plan of one network of a policy class; see `TFPolicy.network_plans`."""
 
     make: Callable[[], Any] | None = None
     """Returns a new Keras model or layer with its variables; None for the network that acts."""
     target: bool = False
-    """Whether it has a target network: a copy that moves towards it by the fraction `tau`."""
+    """True if it has a target network, which moves towards it by the fraction `tau`."""
     lr: str = "lr"
     """The hyper-parameter that is the learning rate of its optimizer."""
     every: int = 1
@@ -46,15 +46,15 @@ class NetworkPlan(NamedTuple):
 def require_plans(
     plans: Mapping[str, NetworkPlan], owner: str, hyperparameters: Sequence[str]
 ) -> None:
-    """Checks what a policy class plans of its networks.
+    """Checks the network plans of a policy class.
 
     Args:
-        plans: what its `network_plans` returned.
+        plans: the result of its `network_plans`.
         owner: the class, for messages.
         hyperparameters: of the class.
 
     Raises:
-        ConfigError: naming the network and what is wrong with its plan.
+        ConfigError: naming the network and the error in its plan.
     """
     if not isinstance(plans, Mapping) or next(iter(plans), None) != "model":
         given = list(plans) if isinstance(plans, Mapping) else plans
@@ -84,18 +84,18 @@ def require_plans(
             )
         if plan.lr not in ("lr", *hyperparameters):
             raise ConfigError(
-                f"{where} has lr={plan.lr!r}, which is not among {owner}.hyperparameters: "
+                f"{where} has lr={plan.lr!r}, which is not in {owner}.hyperparameters: "
                 f"{', '.join(hyperparameters)}. Add it there, and to the training section of the "
                 "config."
             )
 
 
 class ResidentNetwork(NamedTuple):
-    """The variables of one network."""
+    """One network with its variables."""
 
     plan: NetworkPlan
     model: Any  # a Keras model, or a layer
-    follower: Any  # another one; None if nothing follows it
+    follower: Any  # its target network, or None
 
 
 def resident_slots(
@@ -103,12 +103,9 @@ def resident_slots(
     filters: Sequence[Any],
     learners: Mapping[str, Sequence[Any]],
 ) -> dict[Slot, Any]:
-    """Returns all variables by what they are in a state, in its order.
+    """Returns all variables by their slots in a state, in its order.
 
-    Args:
-        networks: by name, the one that acts first.
-        filters: the variables that normalise observations.
-        learners: the variables of each network's optimizers, by the name of the network.
+    The variables of optimizers (`learners`) are given by the name of their network.
     """
     found: dict[Slot, Any] = {}
 
@@ -139,14 +136,14 @@ def _optimizer_keys(prefix: str, variables: Sequence[Any]) -> list[str]:
     keys = []
     for i, variable in enumerate(variables):
         role = variable.path.rpartition("/")[2]
-        if i >= 2:  # a slot of a weight: its name repeats the weight's auto-numbered one
+        if i >= 2:  # a slot of a weight: its name contains the weight's auto-numbered one
             role = role.rpartition("_")[2]
         keys.append(f"{prefix}/{i:03d}_{role}")
     return keys
 
 
 def layout_of(networks: Mapping[str, ResidentNetwork], slots: Sequence[Slot]) -> StateLayout:
-    """Returns the layout of the states that have these slots."""
+    """Returns the layout of states that have these slots."""
     idle: set[str] = set()
     for name, each in networks.items():
         variables, unread = each.model.variables, idle_seeds(each.model)
@@ -158,11 +155,9 @@ def layout_of(networks: Mapping[str, ResidentNetwork], slots: Sequence[Slot]) ->
 
 
 def follow(networks: Mapping[str, ResidentNetwork], rate: tf.Tensor) -> None:
-    """Moves all followers in place: t <- rate s + (1 - rate) t; integer variables are copied.
+    """Moves all target networks in place: t <- rate s + (1 - rate) t; integer variables are copied.
 
-    Args:
-        networks: by name.
-        rate: float32, in [0, 1]; 0 leaves everything as it is.
+    A rate of 0 changes nothing.
     """
     for each in networks.values():
         if each.follower is None:
@@ -176,16 +171,16 @@ def follow(networks: Mapping[str, ResidentNetwork], rate: tf.Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class NetworkView:
-    """A network that does not act, in `loss`: call it on observations and what else it takes.
+    """A network for learning only, in `loss`: call it on observations and its other inputs.
 
-    `self.networks["critic"](train_batch["obs"], actions=a)` gives what the model gives for the
+    `self.networks["critic"](train_batch["obs"], actions=a)` gives the model's output for the
     encoded, normalised observations and the actions `a`. A functional model names its inputs:
-    `obs`, or `obs_<key>` for the parts of nested observations, and `actions`. Without observations
-    a model takes the named inputs alone, and a layer that takes nothing is called by its `call()`.
+    `obs`, or `obs_<key>` for the parts of nested observations, and `actions`. Without observations,
+    a model gets only the named inputs, and a layer without inputs is called by its `call()`.
 
     Args:
         model: a Keras model or layer.
-        encoder: encodes observations as the network that acts sees them.
+        encoder: encodes observations as for the network that acts.
         training: whether layers such as Dropout are in training mode.
     """
 

@@ -13,28 +13,28 @@ from tfpolicies.program.view import TapeOptimizer, by_variable
 
 
 class Learner(NamedTuple):
-    """One optimizer and what it updates."""
+    """One optimizer and its variables."""
 
     network: str
     plan: NetworkPlan
     optimizer: Any
-    variables: list[Any]  # those that it was built for, all of one network
+    variables: list[Any]  # for which it was built, all of one network
 
 
 class Optimizers:
     """The optimizers of one Program, each built for the trainable variables of its network.
 
     Args:
-        make: returns a new optimizer; it is called once for each network. Where there is one
+        make: returns a new optimizer; it is called once for each network. If there is only one
             network, it may return a list of them, one for each of several losses.
         networks: by name.
 
     Attributes:
-        are_several: whether there are several, so that hooks get lists.
-        skip: whether some skip updates.
+        are_several: whether there is more than one, so that hooks get lists.
+        skip: whether some of them skip updates.
 
     Raises:
-        ConfigError: for a list where there are several networks.
+        ConfigError: for a list although there are several networks.
     """
 
     def __init__(self, make: Callable[[], Any], networks: Mapping[str, ResidentNetwork]) -> None:
@@ -67,7 +67,6 @@ class Optimizers:
 
     @property
     def network_names(self) -> list[str]:
-        """The network of each optimizer."""
         return [each.network for each in self._all]
 
     @property
@@ -76,20 +75,15 @@ class Optimizers:
         return [variable for each in self._all for variable in each.variables]
 
     def taken(self, update: int) -> list[bool]:
-        """Returns which optimizers take an update, counted from 0."""
+        """Returns for each optimizer whether it applies an update, counted from 0."""
         return [update % each.plan.every == 0 for each in self._all]
 
     def set_learning_rates(self, rates: Mapping[str, tf.Tensor]) -> None:
-        """Sets the learning rate of all of them, by the name that each has for it."""
         for each in self._all:
             each.optimizer.learning_rate.assign(rates[each.plan.lr])
 
     def losses(self, loss: tf.Tensor | Sequence[tf.Tensor]) -> list[Any]:
-        """Returns the loss of each optimizer; one loss of several networks is that of all.
-
-        Raises:
-            ConfigError: unless there is one for each.
-        """
+        """Returns the loss of each optimizer; a single loss is used for all networks."""
         listed = isinstance(loss, list | tuple)
         found = list(loss) if listed else [loss]
         if not listed and len(set(self.network_names)) == len(self._all):
@@ -106,11 +100,9 @@ class Optimizers:
     def on_tape(
         self, tape: tf.GradientTape | None, takes: Sequence[Any] | None = None
     ) -> list[TapeOptimizer]:
-        """Returns what stands for each optimizer in hooks, which take it as `hooked` gives it.
+        """Returns the `optimizer` arguments of hooks, one for each optimizer; see `hooked`.
 
-        Args:
-            tape: on which the loss was computed; None where gradients are given.
-            takes: for each, 0/1, whether it takes the update; None: they do.
+        The tape is None if gradients are given; `takes` has 0/1 flags of the optimizers that step.
         """
         flags = [None] * len(self._all) if takes is None else takes
         return [
@@ -119,15 +111,11 @@ class Optimizers:
         ]
 
     def hooked(self, items: list[Any]) -> Any:
-        """Returns an argument of hooks that has an item for each loss: a list for several."""
+        """Returns a hook argument with an item for each loss: a list only for several losses."""
         return items if self.are_several else items[0]
 
     def by_variable(self, pairs: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the gradients of `(gradient, variable)` pairs in the order of `differentiated`.
-
-        Args:
-            pairs: a list of them; for several losses, a list of lists. Missing ones become zeros.
-        """
+        """Returns the gradients of pairs in the order of `differentiated`, zeros if missing."""
         parts = zip(pairs if self.are_several else [pairs], self._all, strict=True)
         gradients = [x for part, each in parts for x in by_variable(part, each.variables)]
         return [tf.convert_to_tensor(x) for x in gradients]
@@ -135,11 +123,7 @@ class Optimizers:
     def with_pairs(
         self, gradients: Sequence[tf.Tensor], takes: tf.Tensor | None = None
     ) -> tuple[Any, Any]:
-        """Returns `apply_gradients_fn`'s arguments for gradients in the order of `differentiated`.
-
-        That is what hooks get as `optimizer`, without a tape, and the `(gradient, variable)` pairs;
-        for several losses both are lists.
-        """
+        """Returns `apply_gradients_fn`'s arguments for gradients in `differentiated`'s order."""
         given, pairs = iter(gradients), []
         for each in self._all:
             pairs.append([(next(given), variable) for variable in each.variables])
@@ -147,5 +131,5 @@ class Optimizers:
 
 
 def gradients_of(pairs: Sequence[Any]) -> list[Any]:
-    """Returns pairs without their variables, nested as they are."""
+    """Returns the gradients of pairs, nested as the pairs are."""
     return [gradients_of(x) if isinstance(x, list) else x[0] for x in pairs]

@@ -1,4 +1,4 @@
-"""The outputs of acting: their names, shapes and dtypes, and how they travel."""
+"""The outputs of acting: names, shapes and dtypes, and their packing into few tensors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _FLOAT = np.dtype(np.float32)
 
 
 class ActLayout(NamedTuple):
-    """What acting of one Program gives.
+    """The outputs of acting of one Program.
 
     Attributes:
         actions: a port per leaf of the action space, normalised.
-        env_actions: the same as the environment takes them.
-        num_inputs: columns of the distribution's inputs.
+        env_actions: the same, as the environment takes them.
+        num_inputs: the number of distribution inputs.
         with_value: whether values are estimated.
-        states: the memory, one port per tensor.
-        extras: what the policy class adds.
+        states: the recurrent state, one port per tensor.
+        extras: the outputs that the policy class adds.
         extra_names: their names.
-        same: whether the environment takes the policy's actions as they are.
+        same: whether the environment takes the policy's actions unchanged.
     """
 
     actions: tuple[Port, ...]
@@ -40,13 +40,6 @@ class ActLayout(NamedTuple):
 
     @classmethod
     def of(cls, spec: ProgramSpec, states: Sequence[Port], extras: Sequence[Port]) -> ActLayout:
-        """Returns the layout of a kind of policies.
-
-        Args:
-            spec: the `ProgramSpec`.
-            states: the input ports of the memory.
-            extras: what the policy class adds.
-        """
         env_actions = leaf_ports("env_actions", spec.action_leaves)
         env_actions = tuple(
             port._replace(dtype=np.dtype(leaf.space.dtype))
@@ -64,14 +57,13 @@ class ActLayout(NamedTuple):
         )
 
     def ports(self) -> list[Port]:
-        """Returns all outputs in order, as `flatten` gives them."""
+        """Returns all outputs, in the order of `flatten`."""
         fixed = [Port("logp", (), _FLOAT), Port("prob", (), _FLOAT)]
         fixed.append(Port("dist_inputs", (self.num_inputs,), _FLOAT))
         values = [Port("values", (), _FLOAT)] if self.with_value else []
         return [*self.actions, *self.env_actions, *fixed, *values, *self.states, *self.extras]
 
     def flatten(self, outputs: ActOutputs) -> list[Any]:
-        """Returns the outputs in the order of `ports`."""
         floats = [outputs.logp, outputs.prob, outputs.dist_inputs]
         values = [] if outputs.values is None else [outputs.values]
         extras = [outputs.extras[name] for name in self.extra_names]
@@ -79,7 +71,6 @@ class ActLayout(NamedTuple):
         return [*head, *floats, *values, *outputs.states, *extras]
 
     def unflatten(self, arrays: Sequence[Any]) -> ActOutputs:
-        """Inverts `flatten`."""
         count = len(self.actions)
         fixed = 2 * count
         states = fixed + 3 + self.with_value
@@ -97,14 +88,14 @@ class ActLayout(NamedTuple):
         )
 
     def pack(self, outputs: ActOutputs) -> list[tf.Tensor]:
-        """Returns few tensors: actions, those of the environment if they differ, all floats."""
+        """Returns few tensors: actions, those of the environment if different, and all floats."""
         count, flat = len(self.actions), self.flatten(outputs)
         acted, states = count if self.same else 2 * count, 2 * count + 3 + self.with_value
         floats = [x if x.shape.rank == 2 else x[:, None] for x in flat[2 * count : states]]
         return [*flat[:acted], tf.concat(floats, axis=1), *flat[states:]]
 
     def unpack(self, arrays: Sequence[np.ndarray]) -> ActOutputs:
-        """Inverts `pack`, on NumPy arrays with any axes in front of the rows."""
+        """Inverts `pack`, on NumPy arrays with any axes before the rows."""
         count = len(self.actions)
         acted = count if self.same else 2 * count
         floats = arrays[acted]
@@ -115,27 +106,17 @@ class ActLayout(NamedTuple):
         return self.unflatten([*arrays[:count], *env_actions, *columns, *arrays[acted + 1 :]])
 
     def one_of(self, outputs: ActOutputs, index: int, rows: int) -> ActOutputs:
-        """Returns the outputs of one of P stacked states: the first `rows` rows, as views.
-
-        Args:
-            outputs: arrays `[P, N, ...]`.
-            index: which of the states.
-            rows: at most N.
-        """
+        """Returns the first `rows` rows of one of P stacked states, as views."""
         return self.unflatten([array[index, :rows] for array in self.flatten(outputs)])
 
     def first_difference(
         self, ours: ActOutputs, wanted: ActOutputs, tolerance: float
     ) -> tuple[str, float] | None:
-        """Returns name and largest difference of the first output that is another; None if none is.
+        """Returns name and largest difference of the first output that differs, or None.
 
-        Equal infinities do not differ. `prob` is to be what `logp` of the same outputs says, up to
-        the largest float32: it magnifies the rounding of large densities.
-
-        Args:
-            ours: NumPy outputs.
-            wanted: what they must be.
-            tolerance: what is allowed, as a share of an output's largest number, or of 1.
+        Equal infinities do not differ. `prob` is compared to `exp(logp)` of the same outputs, up to
+        the largest float32: it magnifies the rounding of large densities. The tolerance is relative
+        to an output's largest number, or to 1.
         """
         largest = np.finfo(np.float32).max
         with np.errstate(over="ignore"):

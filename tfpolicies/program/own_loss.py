@@ -1,7 +1,7 @@
-"""What a model has to say about learning: what it makes of the loss, and statistics of that.
+"""Losses and metrics that a model adds.
 
-A Keras model may have a method `custom_loss(policy_loss, loss_inputs)`, called behind the loss of
-the policy class and inside the same traced function, and a method `custom_metrics()`.
+A Keras model may have a method `custom_loss(policy_loss, loss_inputs)`, called after the loss of
+the policy class in the same traced function, and a method `custom_metrics()`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tfpolicies.models.network import Network
 from tfpolicies.program.view import LOSS_MASK, TrainBatch
 
 PREFIX = "model/"
-"""Before the names of a model's statistics, among which may be those of the policy class."""
+"""The prefix of a model's metrics, whose names may be those of the policy class's statistics."""
 
 _OBSERVATIONS = ("obs", "new_obs")
 
 
 class LossInputs(TrainBatch):
-    """A train batch for a model: observations are as the model sees them, encoded and normalised.
+    """A train batch for a model: observations are encoded and normalised, as the model gets them.
 
     They are one tensor of rows `[N, ...]`, or a dict by input name for a model with several inputs.
     """
@@ -44,19 +44,14 @@ class LossInputs(TrainBatch):
 def with_own_loss(
     network: Network, loss: tf.Tensor | Sequence[tf.Tensor], batch: TrainBatch
 ) -> Any:
-    """Returns a loss, or a list of them, as the network's model wants it.
+    """Returns a loss, or a list of them, changed by `custom_loss` of the network's model.
 
-    What the model reads of the batch counts as read, but for the mask: if it does not weigh rows by
-    that, `batch.ignores_mask` is set.
-
-    Args:
-        network: what the loss was computed with.
-        loss: of the policy class; a list for classes with several.
-        batch: what it was computed of.
+    Columns that the model reads count as read by the loss, except for the mask: if the model does
+    not weigh rows by it, `batch.ignores_mask` is set.
 
     Raises:
-        ConfigError: if a loss is a function, so that it cannot be known yet.
-        ModelError: if the model returns something else, or makes variables.
+        ConfigError: if a loss is a function, so that its value is not known yet.
+        ModelError: if the model returns anything but losses, or creates variables.
     """
     model = users_model(network.model)
     custom_loss = getattr(model, "custom_loss", None)
@@ -66,9 +61,9 @@ def with_own_loss(
     if any(map(callable, given)):
         raise ConfigError(
             f"custom_loss of {model.name} needs all losses of its policy, but some of them are "
-            "functions, which are called when the others have stepped. Return tensors from `loss` "
-            "(SAC, TD3 and DDPG do with update_order='together'), or add what the model loses by "
-            "`add_loss` in one of its layers."
+            "functions, which are called after the optimizers of the others. Return tensors from "
+            "`loss` (SAC, TD3 and DDPG do with update_order='together'), or add the loss of the "
+            "model by `add_loss` in one of its layers."
         )
     inputs = LossInputs(batch, network)
     with tf.variable_creator_scope(_refuse_variables):
@@ -82,11 +77,7 @@ def with_own_loss(
 
 
 def own_stats(network: Network) -> dict[str, tf.Tensor]:
-    """Returns the statistics of the network's model, float32 scalars, under `PREFIX` and a name.
-
-    Raises:
-        ModelError: if one is not a single number.
-    """
+    """Returns the metrics of the network's model, float32 scalars, under `PREFIX` and a name."""
     model = users_model(network.model)
     custom_metrics = getattr(model, "custom_metrics", None)
     if custom_metrics is None:
@@ -110,16 +101,16 @@ def _scalars(
     tensors = [tf.convert_to_tensor(x) for x in listed]
     if len(tensors) != count or any(x.shape.num_elements() not in (1, None) for x in tensors):
         raise ModelError(
-            f"custom_loss of {model.name} must return as many scalars as there are in policy_loss, "
-            f"which is a list of {count}, got the shapes {[str(x.shape) for x in tensors]}. "
-            "Return `[loss + own for loss in policy_loss]`, where own is a mean over rows."
+            f"custom_loss of {model.name} must return as many scalars as policy_loss has: "
+            f"{count}. It returned the shapes {[str(x.shape) for x in tensors]}. "
+            "Return `[loss + extra for loss in policy_loss]`, where extra is a mean over rows."
         )
     return [tf.reshape(x, []) for x in tensors]
 
 
 def _refuse_variables(next_creator: Callable[..., tf.Variable], **given: object) -> Any:
     raise ModelError(
-        f"custom_loss of the model makes a variable ({given.get('name')!r}), which would belong to "
-        "no policy. Make its layers in the model's constructor, as functional models or with "
-        "`layer.build(shape)`."
+        f"custom_loss of the model creates a variable ({given.get('name')!r}), which would not "
+        "belong to any policy. Create its layers in the model's constructor, as functional models "
+        "or with `layer.build(shape)`."
     )

@@ -1,9 +1,9 @@
-"""The Program: what policies of one kind share, made once and used by all of them.
+"""The Program: everything that policies with the same code and shapes share.
 
-Programs live in a weak registry under their spec's key. A Program holds the networks of a policy
-with their optimizers (the *resident* variables) and the tensor functions over them; `inference` is
-all that acts, `updates` all that learns. Policies hand it their state with every call. One lock is
-held while the resident variables are in use.
+Programs are in a weak registry, under the key of their spec. A Program holds the networks of a
+policy with their optimizers (the *resident* variables) and the tensor functions over them:
+`inference` for acting, `updates` for learning. Policies pass their state to every call. One lock
+is held while the resident variables are in use.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 _registry: weakref.WeakValueDictionary[tuple[Any, ...], Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
-_kept: deque[Program] = deque(maxlen=4)  # asked for last, of those that stay without a policy
+_kept: deque[Program] = deque(maxlen=4)  # the latest ones of those that outlive their policies
 
 
 class Program:
-    """Everything policies of one kind share; get it with `Program.of(spec)`.
+    """The shared functions of all policies with the same spec; get it by `Program.of(spec)`.
 
     Attributes:
-        spec: what makes the policies be of one kind.
+        spec: the class, spaces and static settings that these policies share.
         layout: the layout of their states.
         act_layout: the outputs of acting.
         ports: the inputs of acting.
         functions: the tensor functions; `functions.traces` counts the traces of each.
-        runtime: runs them.
-        inference: all that acts.
-        updates: all that learns.
+        runtime: runs the functions.
+        inference: the backends for acting.
+        updates: the updates of learning.
         lock: held while the resident variables are in use; its holder executes eagerly.
     """
 
@@ -70,7 +70,7 @@ class Program:
 
     @classmethod
     def of(cls, spec: ProgramSpec) -> Program:
-        """Returns the Program of this kind, making it if no policy of the kind lives."""
+        """Returns the Program of a spec, creating it if no policy with this spec exists."""
         with _registry_lock:
             program = _registry.get(spec.key)
             if program is None:
@@ -83,7 +83,6 @@ class Program:
 
     @property
     def has_values(self) -> bool:
-        """Whether the network estimates values."""
         return self.spec.with_value
 
     def new_state(
@@ -95,13 +94,14 @@ class Program:
     ) -> PolicyState:
         """Returns the state of a new policy.
 
-        Its weights are drawn from the layers' initializers with `weight_seed`; but the first policy
-        made with a model instance, the `template`, starts with that instance's weights.
+        Its weights are drawn from the layers' initializers with `weight_seed`. But the first policy
+        that is made with a model instance, the `template`, starts with the weights of that
+        instance.
         """
         return self._states.new(hyper, weight_seed, rng_seed, template)
 
     def model_of(self, state: PolicyState) -> Any:
-        """Returns the Keras model with a state in it, until another one takes its place."""
+        """Returns the Keras model with the weights of a state, until another state is loaded."""
         require_tensorflow()
         with state.lock, self.lock:
             self.inference.eager.load(state)
@@ -120,14 +120,14 @@ class Program:
 
         Args:
             hyper: the hyper-parameters of a policy, `[H]`.
-            rows: of the batch.
+            rows: the size of the batch.
             num_epochs: passes over it.
-            minibatch_size: rows per update; None for one update of all.
+            minibatch_size: rows per update; None for one update with all rows.
             acting: whether the act function is converted for ONNX Runtime while XLA compiles.
         """
 
         def convert() -> None:
-            with contextlib.suppress(ConfigError):  # raised again when a policy asks for it
+            with contextlib.suppress(ConfigError):  # raised again when a policy uses it
                 self.inference.actor("onnx")
 
         meanwhile = convert if acting else None
@@ -137,11 +137,7 @@ class Program:
 
 
 class _States:
-    """Makes the states of one kind of policies.
-
-    Args:
-        functions: their variables are as they were made.
-    """
+    """Creates the states of policies with the same Program, whose variables have initial values."""
 
     def __init__(self, functions: ProgramFunctions) -> None:
         self._layout, self._spec = functions.layout, functions.spec
@@ -160,14 +156,13 @@ class _States:
     def new(
         self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: keras.Model | None
     ) -> PolicyState:
-        """Returns a new state; see `Program.new_state`."""
         state = PolicyState(self._layout, hyper, np.random.default_rng(rng_seed))
         if self._spec.learning_draws_apart:
             state.draw_apart()
         keys = [slot.key for slot in self._layout.slots]
         arrays = dict(zip(keys, self._start, strict=True))
         for i, (part, fresh) in enumerate(self._fresh.items()):
-            with placed(CPU):  # a seed gives the same weights on every machine
+            with placed(CPU):  # so that a seed gives the same weights on every machine
                 values = fresh.draw([weight_seed, i] if i else weight_seed)
             if part == "model" and template is not None and template not in self._templates_taken:
                 self._templates_taken.add(template)
@@ -185,9 +180,9 @@ class _States:
 
 
 def _require_room(spec: ProgramSpec) -> None:
-    """Checks that there is room for the network of a kind, before it is made.
+    """Checks that the networks fit into memory, before they are created.
 
-    A factory is the user's own, and called once; but if a file gives its arguments, it is measured.
+    A user's factory is called once only, so it is not measured, unless a file gives its arguments.
     """
     if spec.source.is_catalog or is_built_from_file():
         require_room(spec.source.make, f"The model of {spec.policy_class.__name__}")

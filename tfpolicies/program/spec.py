@@ -1,4 +1,4 @@
-"""What makes policies be of one kind, and so share a Program."""
+"""The specification of a Program: policies with equal keys share one."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from tfpolicies.program.view import ConfigView
 from tfpolicies.system.gpus import limit_gpus
 
 _CLIP = "grad_clip"
-"""The hyper-parameter that limits gradients."""
+"""The hyper-parameter that limits the norm of gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramSpec:
-    """The shared part of all policies of one kind.
+    """Everything that policies with the same Program have in common.
 
     Attributes:
         policy_class: the class whose `loss`, `stats_fn` and so on are traced.
         observation_space: as the environment has it, possibly nested.
-        action_space: likewise.
+        action_space: as the environment has it, possibly nested.
         hyperparameters: names of the real-valued settings, in the order of the state's vector.
         static: the settings that change code or shapes.
         dist_class: the action distribution.
-        explorer: how noise becomes actions; behind the noise of a noisy network.
-        source: where networks come from.
+        explorer: turns noise into actions; it skips the noise columns of a noisy network.
+        source: creates the networks.
     """
 
     policy_class: Any
@@ -56,7 +56,7 @@ class ProgramSpec:
     static: Mapping[str, Any]
     dist_class: ActionDistribution
     explorer: Transform
-    source: ModelSource = None  # type: ignore[assignment]  # until it is known
+    source: ModelSource = None  # type: ignore[assignment]  # set at the end of `of`
 
     @classmethod
     def of(
@@ -70,15 +70,15 @@ class ProgramSpec:
         """Derives the spec of a policy from its class, spaces and complete config.
 
         Raises:
-            ConfigError: if settings contradict each other, or TensorFlow does not work here as
-                usual; see `require_usual_tensorflow`.
+            ConfigError: if settings contradict each other, or global modes of TensorFlow are not
+                the defaults; see `require_usual_tensorflow`.
             SpaceError: if the mask does not fit the action space.
             ModelError: if the model does not fit.
             ForkError: if this process was forked after TensorFlow had started.
         """
         require_usual_tensorflow()
         static = static_settings(policy_class, config)
-        limit_gpus(wanted=bool(static["num_gpus"]))  # nothing of a policy ran before
+        limit_gpus(wanted=bool(static["num_gpus"]))  # before any operation of a policy runs
         dist_class = policy_class._distribution(action_space, static)
         gaussians = (DiagGaussian,), (SquashedGaussian,)
         if static["model"]["free_log_std"] and dist_class.kinds not in gaussians:
@@ -88,8 +88,8 @@ class ProgramSpec:
             )
         if static["model"]["log_std_init"] and not static["model"]["free_log_std"]:
             raise ConfigError(
-                f"model['log_std_init']={static['model']['log_std_init']} is where a free "
-                "log standard deviation begins. Set model['free_log_std']=True, too."
+                f"model['log_std_init']={static['model']['log_std_init']} is the initial value of "
+                "a free log standard deviation. Also set model['free_log_std']=True."
             )
         _check_mask(observation_space, dist_class)
         _check_overrides(policy_class)
@@ -99,16 +99,16 @@ class ProgramSpec:
         if policy_class._overrides("make_model"):
             made = _MadeByClass(policy_class, spec.view())
             model = {**static["model"], "custom_model": made, "custom_model_config": {}}
-            given = {**static, "model": without_memory(model)}  # which `make_model` sees to
-        with placed(CPU):  # models are only looked at here, and compared with their copies
+            given = {**static, "model": without_memory(model)}  # `make_model` adds its own
+        with placed(CPU):  # models are only inspected here, and compared with their copies
             source = policy_class._model_source(observation_space, dist_class, given)
         return replace(spec, source=source, explorer=explorer.behind(source.noise_size))
 
     def view(self, hyper: tf.Tensor | None = None) -> Any:
-        """Returns what traced code of the class sees as `self`; its `context` may get more.
+        """Returns the `self` of traced code of the class; its `context` may be extended.
 
         Args:
-            hyper: the hyper-parameters `[H]`, or H scalars; None where code cannot have them.
+            hyper: the hyper-parameters `[H]`, or H scalars; None if the code cannot read them.
         """
         owner = self.policy_class.__name__
         context = TracedContext(
@@ -121,7 +121,7 @@ class ProgramSpec:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """Equal for policies of one kind; the source tells custom models apart, not their names."""
+        """The key of the Program. Custom models differ by the source, not by their names."""
         model = {k: v for k, v in self.static["model"].items() if k != "custom_model"}
         return (
             self.policy_class,
@@ -136,7 +136,7 @@ class ProgramSpec:
 
     @cached_property
     def networks(self) -> dict[str, NetworkPlan]:
-        """What is planned of each network, by name; the one that acts, "model", is the first."""
+        """The plan of each network, by name; the network that acts, "model", is the first."""
         cls, spaces = self.policy_class, (self.observation_space, self.dist_class)
         found = cls.network_plans(*spaces, self.static)
         require_plans(found, cls.__name__, self.hyperparameters)
@@ -148,38 +148,36 @@ class ProgramSpec:
         return tuple(dict.fromkeys(plan.lr for plan in self.networks.values()))
 
     def rates_as_lr(self, config: Mapping[str, Any]) -> list[str]:
-        """Returns which learning rates of networks a config leaves None: those are `lr`."""
+        """Returns the learning rates that are None in a config, so that `lr` is used for them."""
         return [name for name in self.rates if config[name] is None]
 
     @property
     def noise_size(self) -> int:
-        """The numbers of noise that learning takes for each row."""
+        """The number of noise values per row in learning."""
         return int(self.policy_class.learning_noise_size(self.dist_class, self.static))
 
     @property
     def update_noise_size(self) -> int:
-        """The numbers of noise that learning takes for each update."""
+        """The number of noise values per update."""
         return int(self.policy_class._update_noise(self.source, self.static))
 
     @property
     def learning_draws_apart(self) -> bool:
-        """Whether learning draws from a generator that acting does not draw from."""
+        """Returns whether learning draws from another generator than acting."""
         asks = self.policy_class._overrides("learning_noise_size")
         return asks or self.update_noise_size > 0
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of the observation space, masks included."""
         return leaves(self.observation_space)
 
     @cached_property
     def action_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of the action space."""
         return tuple(self.dist_class.leaves)
 
     @cached_property
     def filtered(self) -> tuple[int, ...]:
-        """Which observation leaves are normalised by running statistics."""
+        """The indices of the observation leaves that are normalised by running statistics."""
         if self.static["observation_filter"] == "NoFilter":
             return ()
         require_filter(self.static["observation_filter"])
@@ -187,28 +185,24 @@ class ProgramSpec:
 
     @cached_property
     def action_mapping(self) -> ActionMapping:
-        """The way from normalised actions to the environment."""
         return ActionMapping(
             self.action_space, self.static["normalize_actions"], self.static["clip_actions"]
         )
 
     @property
     def with_value(self) -> bool:
-        """Whether policies of the kind estimate values."""
         return bool(self.policy_class.wants_value(self.static))
 
     @property
     def time_steps(self) -> int:
-        """The steps of a sequence in learning, for models with a memory."""
+        """The length of training sequences, for recurrent models."""
         return int(self.static["model"]["max_seq_len"])
 
     def hyper_values(self, config: Mapping[str, Any]) -> list[float]:
-        """Returns the hyper-parameters of a config as numbers; None means infinite (no limit).
+        """Returns the hyper-parameters of a config as numbers; None becomes infinity (no limit).
 
-        A learning rate that changes has its first value; that of one network is `lr` if it is None.
-
-        Raises:
-            ConfigError: if one of them is not a number.
+        A learning rate schedule gives its first value; the rate of a network is `lr` if it is None.
+        Raises a `ConfigError` for anything but a number.
         """
         values = []
         for name in self.hyperparameters:
@@ -226,19 +220,19 @@ class ProgramSpec:
         return values
 
     def clips(self, hyper: np.ndarray) -> bool:
-        """Whether hyper-parameters `[H]` have a limit to gradients."""
+        """Returns whether hyper-parameters `[H]` limit gradients."""
         names = self.hyperparameters
         return _CLIP in names and bool(hyper[names.index(_CLIP)] != math.inf)
 
     def unclipped(self, hyper: tf.Tensor) -> list[tf.Tensor]:
-        """Returns hyper-parameters `[H]` as scalars, that limit being known not to be there."""
+        """Returns hyper-parameters `[H]` as scalars, with infinity as the limit of gradients."""
         names = self.hyperparameters
         return [tf.constant(math.inf) if x == _CLIP else hyper[i] for i, x in enumerate(names)]
 
 
 @dataclass(frozen=True)
 class _MadeByClass:
-    """The factory of models of a class that overrides `make_model`; equal for equal classes."""
+    """The model factory of a class that overrides `make_model`; equal for equal classes."""
 
     policy_class: Any
     view: Any = field(compare=False)
@@ -252,24 +246,19 @@ def _check_overrides(policy_class: Any) -> None:
     for name in ("action_sampler_fn", "action_distribution_fn"):
         if policy_class._overrides(name) and not policy_class._overrides("make_model"):
             raise ConfigError(
-                f"{policy_class.__name__} overrides `{name}` but not `make_model`. What it samples "
-                "from depends on the model, so let it build its own: override "
-                "`make_model(self) -> keras.Model`, too."
+                f"{policy_class.__name__} overrides `{name}` but not `make_model`. Its samples "
+                "depend on the model, so it must build its own model: also override "
+                "`make_model(self) -> keras.Model`."
             )
 
 
 def static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a complete config that change code or shapes, the model's complete.
-
-    Raises:
-        ModelSettingError: if a setting of the model is wrong.
-    """
+    """Returns the settings that change code or shapes, with all settings of the model."""
     static = {key: config[key] for key in policy_class.static_keys}
     return static | {"model": model_settings(config["model"])}
 
 
 def _check_mask(space: gym.Space[Any], dist_class: ActionDistribution) -> None:
-    """Checks that a mask has one number for each choice of the action space."""
     if not has_mask(space):
         return
     size = sum(math.prod(x.shape) for x in leaves(space) if x.path[0] == MASK)
@@ -284,13 +273,12 @@ def _check_mask(space: gym.Space[Any], dist_class: ActionDistribution) -> None:
 def program_fingerprint(
     spec: ProgramSpec, slots: Sequence[Any], saved: Collection[str] | None = None
 ) -> str:
-    """Returns a hash of what a checkpoint must share with a policy to fit it.
+    """Returns a hash that a checkpoint and a policy must share to fit.
 
     Args:
         spec: of the policy's Program.
         slots: the variables of its state.
-        saved: the hyper-parameters in the checkpoint, where those that the class has gained since
-            do not count; None for all.
+        saved: the hyper-parameters in the checkpoint, the only ones to be hashed; None for all.
     """
     names = [name for name in spec.hyperparameters if saved is None or name in saved]
     shapes = [(slot.key, list(slot.shape), slot.dtype) for slot in slots]

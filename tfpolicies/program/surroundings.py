@@ -1,4 +1,4 @@
-"""What must hold where a Program is made: TensorFlow works as in a fresh process."""
+"""Checks that TensorFlow's global modes are the defaults."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tfpolicies.system.forks import require_tensorflow
 
 
 def require_usual_tensorflow() -> None:
-    """Checks that TensorFlow works here as it does in a fresh process.
+    """Checks that TensorFlow's global modes are the defaults, as in a fresh process.
 
     Raises:
-        ConfigError: if a global mode of TensorFlow, or the block around, forbids it. The message
-            names it and says how to undo it.
+        ConfigError: if a global mode of TensorFlow, or the surrounding block, is not supported. The
+            message names it and says how to undo it.
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()
@@ -23,8 +23,8 @@ def require_usual_tensorflow() -> None:
     for name, is_on in _MODES.items():
         if not is_on():
             raise ConfigError(
-                f"tf.compat.v1.disable_{name}() was called, and policies need what it turns off. "
-                f"Remove it, or call tf.compat.v1.enable_{name}()."
+                f"tf.compat.v1.disable_{name}() was called, but policies need this mode. "
+                f"Remove the call, or call tf.compat.v1.enable_{name}()."
             )
     if tf.distribute.has_strategy():
         name = type(tf.distribute.get_strategy()).__name__
@@ -36,7 +36,7 @@ def require_usual_tensorflow() -> None:
 
 
 _NOT_EAGER = (
-    "Eager execution is disabled in this process, and policies need it, in graph mode, too. Remove "
+    "Eager execution is disabled in this process, but policies need it, also in graph mode. Remove "
     "tf.compat.v1.disable_eager_execution() or tf.compat.v1.disable_v2_behavior(); choose graph "
     'mode with config.framework("tf") or a TF1 class.'
 )
@@ -49,4 +49,4 @@ _MODES = {
     "v2_tensorshape": lambda: isinstance(tf.TensorShape([1])[0], int),
     "control_flow_v2": tf.compat.v1.control_flow_v2_enabled,
 }
-"""Modes of TensorFlow 2 that `tf.compat.v1.disable_<name>` turns off, and whether each is on."""
+"""Modes of TensorFlow 2 that `tf.compat.v1.disable_<name>` turns off, each with its check."""

@@ -18,20 +18,20 @@ from tfpolicies.program.view import ConfigView, ModelView
 class TracedContext:
     """Everything that policies with the same Program share and traced code may read.
 
-    An attribute that was not set is read as one that belongs to a single policy: by an error.
+    Reading an attribute that was not set raises the same error as an attribute of a single policy.
 
     Attributes:
         config: hyper-parameters as tensors, static settings as values.
         observation_space: as the environment has it.
-        action_space: likewise.
+        action_space: as the environment has it.
         dist_class: the action distribution.
-        recorded: what `record` was given, by name.
+        recorded: the arguments of `record`, by name.
         model: in a loss, and after acting.
-        target_model: that of the network that acts.
+        target_model: the target network of the network that acts.
         networks: the other networks, by name.
-        target_networks: those of the other networks, by name.
+        target_networks: the target networks of the other networks, by name.
         learning_noise: float32 `[B, k]`, standard normal.
-        update_noise: float32 `[k]`, likewise.
+        update_noise: float32 `[k]`, standard normal.
         dist_inputs: after acting: float32 `[N, n]`.
         values: after acting: float32 `[N]`, or None.
     """
@@ -52,27 +52,15 @@ class TracedContext:
 
 
 class ActedModel:
-    """The `self.model` of `extra_action_out_fn`: a model that has been called.
-
-    Args:
-        owner: the name of the policy class, for messages.
-        dist_inputs: float32 `[N, n]`, what the model gave.
-        values: float32 `[N]`; None if the class estimates none.
-    """
+    """The `self.model` of `extra_action_out_fn`: a model that has been called."""
 
     def __init__(self, owner: str, dist_inputs: tf.Tensor, values: tf.Tensor | None) -> None:
         self._owner, self._dist_inputs, self._values = owner, dist_inputs, values
 
     def last_output(self) -> tf.Tensor:
-        """Returns `dist_inputs`."""
         return self._dist_inputs
 
     def value_function(self) -> tf.Tensor:
-        """Returns `values`.
-
-        Raises:
-            ConfigError: if the class estimates none.
-        """
         if self._values is None:
             raise ConfigError(
                 f"{self._owner} estimates no values, so self.values is None in "
@@ -81,7 +69,6 @@ class ActedModel:
         return self._values
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Raises an `AttributeError`: the model has been called."""
         self.__getattr__("__call__")
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""How often functions are traced, and a limit to it."""
+"""Counts of function traces, with an optional limit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tfpolicies.errors import RetraceError
 
 
 class Traces(Counter[str]):
-    """How often the body of each function ran, by its name.
+    """The number of runs of each function body, by the name of the function.
 
     Args:
-        limit: how often a function may be traced again; None for no limit.
+        limit: the number of times that a function may be retraced; None for no limit.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -22,15 +22,7 @@ class Traces(Counter[str]):
         self._last: dict[str, list[str]] = {}
 
     def note(self, name: str, *inputs: object) -> None:
-        """Counts a run of a function's body.
-
-        Args:
-            name: the function.
-            *inputs: what it was called with.
-
-        Raises:
-            RetraceError: if it was traced too often; what differs from the last time is named.
-        """
+        """Counts one run of a function's body; raises a `RetraceError` beyond the limit."""
         self[name] += 1
         if self._limit is None:
             return
@@ -40,8 +32,8 @@ class Traces(Counter[str]):
             raise RetraceError(
                 f"The function {name!r} was traced {self[name]} times; eager_max_retraces="
                 f"{self._limit} allows {self._limit + 1}. {_difference(before, forms)} Each trace "
-                "costs as much as thousands of calls: find what makes the traces, or raise the "
-                "limit; None is no limit."
+                "costs as much as thousands of calls: find the cause of the traces, or raise the "
+                "limit; None disables it."
             )
 
 
@@ -61,4 +53,4 @@ def _difference(before: list[str], now: list[str]) -> str:
     ]
     if changed:
         return f"Since the last time, {'; '.join(changed)}."
-    return "Its inputs have the same form as the last time, so it was made anew by a runtime."
+    return "Its inputs are as the last time, so a runtime has created it again."

@@ -1,4 +1,4 @@
-"""Compiles the updates of a Program: which form they take, and the functions in that form."""
+"""Compiles the update functions of a Program."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tfpolicies.program.view import LOSS_MASK
 
 
 class UpdateCompiler:
-    """Makes the update functions of one Program, each on first use.
+    """Compiles the update functions of one Program, each on first use.
 
-    Whether a state's `grad_clip` is a limit is compiled in: XLA takes a twentieth of a small update
-    for the norms of gradients that are not clipped.
+    There are two versions of each, with and without a limit of gradients (`grad_clip`): in a small
+    update, XLA takes a twentieth of the time for the norms of gradients that are not clipped.
 
     Args:
-        runtime: runs them.
+        runtime: runs the functions.
         signature: of the loss.
     """
 
     def __init__(self, runtime: Runtime, signature: LearnerSignature) -> None:
         self._runtime, self._signature = runtime, signature
-        self._steps: dict[tuple[bool, bool], Any] = {}  # by whether for XLA and clipping
+        self._steps: dict[tuple[bool, bool], Any] = {}  # by: for XLA, with clipping
         self._learners: dict[tuple[Form, bool, bool], Callable[..., Any]] = {}
 
     def choose_form(self, hyper: np.ndarray) -> Form:
-        """Returns how learning is compiled, by what its traced step does.
+        """Returns how learning is compiled, depending on the operations of its traced step.
 
         XLA compiles only if the loss reads the row mask, so that padded minibatches stay exact.
 
@@ -58,12 +58,11 @@ class UpdateCompiler:
             return Form.PLAIN
         automatic, clips = setting == "auto", spec.clips(hyper)
         work = work_of(self._step(for_xla=not automatic, clips=clips).graph)
-        if automatic and not work.branches:  # then XLA takes the same trace
+        if automatic and not work.branches:  # then XLA can use the same trace
             self._steps[True, clips] = self._steps[False, clips]
         return form_of(work, may_be_plain=automatic, on_cpu=functions.device == CPU)
 
     def learner(self, form: Form, *, fetches: bool, clips: bool) -> Callable[..., Any]:
-        """Returns the compiled `ProgramFunctions.learn`."""
         key = form, fetches, clips
         if key not in self._learners:
             step = self._step(for_xla=form is not Form.PLAIN, clips=clips)
@@ -80,7 +79,6 @@ class UpdateCompiler:
         return self._learners[key]
 
     def _step(self, *, for_xla: bool, clips: bool) -> Any:
-        """Returns the update by one minibatch, traced on first use."""
         if (for_xla, clips) not in self._steps:
             functions, signature = self._runtime.functions, self._signature
             name = "learn_step (XLA)" if for_xla else "learn_step"
@@ -97,6 +95,5 @@ class UpdateCompiler:
 
     @functools.cached_property
     def gradients(self) -> Callable[..., Any]:
-        """The compiled `ProgramFunctions.gradients`."""
         inputs = [self._signature.columns, self._runtime.signatures.step_inputs]
         return self._runtime.compiled(self._runtime.functions.gradients, inputs)

@@ -1,7 +1,7 @@
-"""How an update is compiled: what its trace says about it.
+"""Chooses how an update is compiled, from the operations of its trace.
 
-The rule looks at the operations of the traced update, never at a clock and never at the settings of
-a model, so that a seed gives the same numbers on every machine.
+It never depends on timings or on settings of a model, so that a seed gives the same numbers on
+every machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Form(enum.Enum):
-    """How the minibatches of an update run; the value is what a user is told."""
+    """Ways to run the minibatches of an update; the value is shown to users."""
 
     PLAIN = "tf.function"
     STEP = "XLA, step by step"  # a plain loop around a compiled step
@@ -24,18 +24,18 @@ class Form(enum.Enum):
 
     @property
     def next(self) -> Form:
-        """What takes its place where XLA cannot compile it, or takes too long."""
+        """The replacement if XLA cannot compile it, or takes too long."""
         return Form.STEP if self is Form.LOOP else Form.PLAIN
 
 
 class Work(NamedTuple):
-    """What the operations of a traced step do."""
+    """The operations of a traced step."""
 
     convolves: bool
-    remembers: bool  # it is recurrent, or attends
-    branches: bool  # it has loops or branches, which XLA needs traced in its own way
+    remembers: bool  # recurrence or attention
+    branches: bool  # loops or branches, which have to be traced differently for XLA
     operations: int
-    weights: int  # numbers that it trains
+    weights: int  # trainable numbers
 
 
 _CONVOLUTION = re.compile(r"Conv(?!ert)|Conv2d|Dilation2D")
@@ -44,18 +44,14 @@ _BRANCH = re.compile(r"^(Stateless)?(If|Case)$")
 _RECURRENCE = re.compile(r"^CudnnRNN|LSTMBlock|^BlockLSTM|^GRUBlock")
 _PRODUCT = re.compile(r"^BatchMatMul|^Einsum$")
 
-_WEIGHTS_OF_LOOP = 100_000  # of a network that remembers; with more, its step is compiled
-_WEIGHTS_OF_STEP = 1_000_000  # with more, nothing is
-_MOST_OPERATIONS = 10_000  # with more, as of an unrolled recurrence, XLA takes too long to compile
-"""The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has what was measured."""
+_WEIGHTS_OF_LOOP = 100_000  # of a recurrent network; with more, only its step is compiled
+_WEIGHTS_OF_STEP = 1_000_000  # of a recurrent network; with more, nothing is compiled
+_MOST_OPERATIONS = 10_000  # with more, as in unrolled recurrences, XLA takes too long to compile
+"""The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has the measurements."""
 
 
 def work_of(graph: tf.Graph) -> Work:
-    """Returns what a traced function does, the functions that it calls included.
-
-    Args:
-        graph: the `FuncGraph` of the function.
-    """
+    """Analyses the `FuncGraph` of a function, including the functions that it calls."""
     kinds = list(_operations(graph))
 
     def has(*patterns: re.Pattern[str]) -> bool:
@@ -71,13 +67,7 @@ def work_of(graph: tf.Graph) -> Work:
 
 
 def form_of(work: Work, *, may_be_plain: bool, on_cpu: bool) -> Form:
-    """Returns how an update runs best.
-
-    Args:
-        work: what its step does.
-        may_be_plain: whether XLA may be left out.
-        on_cpu: whether it learns on the CPU.
-    """
+    """Returns the best way to compile an update, from the operations of its step."""
     remembers_much = on_cpu and work.remembers and work.weights > _WEIGHTS_OF_STEP
     if work.convolves or remembers_much or work.operations > _MOST_OPERATIONS:
         return Form.PLAIN if may_be_plain else Form.STEP

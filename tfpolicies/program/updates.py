@@ -1,9 +1,9 @@
-"""Updates: all that learns.
+"""Runs the updates of a Program.
 
-What the loss needs is discovered, what is compiled is decided, and every update is one `learn`,
-whether of one minibatch or of many epochs. The state that learns lies in the resident variables of
-the runtime. Their new values are an output of the compiled call, and so a part of the result, an
-`UpdateResult`; the state has them when its caller commits that.
+It discovers the inputs of the loss, decides what is compiled, and runs every update by `learn`,
+whether of one minibatch or of many epochs. The state that learns is loaded into the resident
+variables of the runtime. Their new values are an output of the compiled call and so part of the
+`UpdateResult`. The state gets them when the caller commits the result.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ logger = logging.getLogger("tfpolicies")
 
 
 class UpdateResult(NamedTuple):
-    """The result of an update. The state does not have it before `Updates.commit`.
+    """The result of an update. It is not in the state before `Updates.commit`.
 
     Attributes:
         stats: of the loss.
-        fetches: of the loss, where there was one minibatch; one entry per row of the batch.
-        is_finite: whether the loss and all that the update changes are finite.
+        fetches: of the loss, if there was one minibatch; one entry per row of the batch.
+        is_finite: whether the loss and all changed variables are finite.
         explain: returns why the update is not finite; call it before `Updates.updating` ends.
-        buffers: the new values of the variables that the update changes, by piece of the state.
-        steps: minibatches.
+        buffers: the new values of the changed variables, by buffer of the layout.
+        steps: the number of minibatches.
     """
 
     stats: dict[str, float]
@@ -68,17 +68,17 @@ class UpdateResult(NamedTuple):
 
 
 class Updates:
-    """The updates of one Program.
+    """Runs the updates of one Program.
 
     Args:
-        runtime: runs them.
+        runtime: runs the functions.
         eager: the runtime that may run them untraced.
         lock: of the Program; held while the resident variables are in use.
 
     Attributes:
         form: how an update is compiled; None until that is decided.
         is_discovered: whether the loss has run once, so that its columns are known.
-        reader: makes batches ready; known as soon as the loss is discovered.
+        reader: converts batches for the loss; set by `discover`.
     """
 
     reader: BatchReader
@@ -98,26 +98,25 @@ class Updates:
         self.is_discovered = False
         self._jit_works = False
 
-    # -- what the loss needs ------------------------------------------------------------------
+    # -- the inputs of the loss ---------------------------------------------------------------
 
     @property
     def signature(self) -> LearnerSignature:
-        """The columns and statistics of the loss; `discover` must have run."""
+        """The columns and statistics of the loss; call `discover` before."""
         if self._signature is None:
             raise ConfigError("the loss of this Program has not run yet; call `discover` first.")
         return self._signature
 
     def discover(self, columns: Mapping[str, Any]) -> None:
-        """Runs the loss once on a small batch, to see which columns and statistics it has.
+        """Runs the loss once on a small batch, to discover its columns and statistics.
 
-        Args:
-            columns: NumPy columns of every name that a batch may have after postprocessing.
+        The batch needs NumPy columns of every name that a batch may have after postprocessing.
         """
         with self._lock:
             if self.is_discovered:
                 return
             require_tensorflow()
-            self._eager.forget()  # layers may update themselves in training mode
+            self._eager.forget()  # layers may change their variables in training mode
             with placed(self._functions.device):
                 tensors = tf.nest.map_structure(tf.constant, dict(columns))
                 rows = len(tf.nest.flatten(tensors)[0])
@@ -132,7 +131,7 @@ class Updates:
                 if found.batch.ignores_mask and LOSS_MASK in found.batch.accessed_keys:
                     who = "custom_loss of the model"
                 raise ConfigError(
-                    f"{who} does not read train_batch[{LOSS_MASK!r}], which a model with a memory "
+                    f"{who} does not read train_batch[{LOSS_MASK!r}], which a recurrent model "
                     f"needs: its sequences are padded. Use `tfpolicies.models.losses."
                     f"masked_mean(x, train_batch[{LOSS_MASK!r}])` for its means."
                 )
@@ -144,10 +143,10 @@ class Updates:
             self.is_discovered = True
 
     def items_of(self, rows: int) -> int:
-        """Returns how many items of a batch have about so many rows: rows, or sequences."""
+        """Returns the number of items, rows or sequences, that have about `rows` rows."""
         return max(1, rows // self._spec.time_steps) if self._is_recurrent else rows
 
-    # -- what is compiled ---------------------------------------------------------------------
+    # -- compilation --------------------------------------------------------------------------
 
     @functools.cached_property
     def _compiler(self) -> UpdateCompiler:
@@ -160,11 +159,7 @@ class Updates:
 
     @ensure_eager()
     def resolve_form(self, state: PolicyState) -> Form:
-        """Decides once how learning is compiled; see `UpdateCompiler.choose_form`.
-
-        Args:
-            state: of a policy of this kind.
-        """
+        """Decides once how learning is compiled; see `UpdateCompiler.choose_form`."""
         if self.form is None:
             self.form = self._compiler.choose_form(state.hyper)
         return self.form
@@ -173,16 +168,7 @@ class Updates:
 
     @contextlib.contextmanager
     def updating(self, state: PolicyState) -> Iterator[None]:
-        """Holds a state and the Program for one update of that state.
-
-        If the block raises, the state's generator is put back.
-
-        Args:
-            state: of a policy of this kind.
-
-        Raises:
-            FrozenPolicyError: if the policy is frozen.
-        """
+        """Holds a state and the Program for one update; restores the generator after errors."""
         with state.changing(), self._lock:
             drawn_before = state.learning_rng.bit_generator.state
             try:
@@ -193,9 +179,9 @@ class Updates:
                 raise
 
     def commit(self, state: PolicyState, result: UpdateResult) -> None:
-        """Gives a state the result of its update; call it in `updating`."""
+        """Sets the result of an update in its state; call it in `updating`."""
         state.leave(result.buffers)
-        if result.is_finite:  # looking for a reason leaves other states in the variables
+        if result.is_finite:  # finding the cause of NaN has loaded other states
             self._runtime.resident(state).note(state)
         state.num_grad_updates += result.steps
 
@@ -210,18 +196,18 @@ class Updates:
         items: np.ndarray | None = None,
         update_targets: np.ndarray | None = None,
     ) -> UpdateResult:
-        """Runs an update by every minibatch of every epoch, or by one minibatch.
+        """Runs an update with every minibatch of every epoch, or with one minibatch.
 
-        Call it in `updating`. The state does not change, except for its generator.
+        Call it in `updating`. It changes nothing of the state but its generator.
 
         Args:
-            state: of a policy of this kind.
-            batch: what `reader` read.
+            state: of a policy of this Program.
+            batch: from `reader`.
             num_epochs: passes over the batch.
-            minibatch_size: rows per update; None for one update of all.
+            minibatch_size: rows per update; None for one update with all rows.
             shuffle: whether the state's generator shuffles the rows for each epoch.
-            items: int32, those of one update, where it is of a part of the batch: about as many
-                as `minibatch_size` says.
+            items: int32, the items of one update with a part of the batch: about `minibatch_size`.
+                None for updates with all items.
             update_targets: 0/1 `[K]`, whether target networks are updated after each of the K
                 updates; None: after none.
         """
@@ -252,13 +238,14 @@ class Updates:
         drawn: int | None = None,
         update_targets: np.ndarray | None = None,
     ) -> StepInputs:
-        """Returns what comes with minibatches.
+        """Returns the other inputs of minibatches.
 
         Args:
-            state: of a policy of this kind; its generator draws noise, which is zeros without one.
+            state: of a policy of this Program; its generator draws noise. None gives zeros.
             steps: K.
             size: of a minibatch.
-            drawn: for how many of its items noise is drawn, however far it is filled up; None: all.
+            drawn: the number of items per minibatch for which noise is drawn, so that padding does
+                not change the generator; None: all.
             update_targets: 0/1 `[K]`; None for zeros.
         """
         specs, result = self._runtime.signatures.step_inputs, StepInputs()
@@ -285,7 +272,6 @@ class Updates:
         return result
 
     def _width(self, state: PolicyState, items: np.ndarray, minibatch_size: int) -> int:
-        """Returns to how many items a part of a batch is filled up."""
         if self.resolve_form(state) is Form.PLAIN:
             return len(items)
         known = max(self.items_of(minibatch_size), self._capacity.get((0, 0), 0))
@@ -301,7 +287,7 @@ class Updates:
         *,
         fetches: bool,
     ) -> UpdateResult:
-        """Runs minibatches on the resident state, in the next form from here on if one fails."""
+        """Runs minibatches on the resident state; falls back to the next form if XLA fails."""
         form = self.form or self.resolve_form(state)
         try:
             totals, arrays, buffers = self._run_as(
@@ -314,7 +300,7 @@ class Updates:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             self.form = form.next
             logger.warning(_GIVES_WAY[self.form], reason)
-            self._runtime.begin_update(state)  # afresh
+            self._runtime.begin_update(state)  # load it again
             return self._run(state, batch, minibatches, meanwhile, fetches=fetches)
         self._jit_works = form is not Form.PLAIN
         by_kind, stats = totals.tolist(), {}
@@ -334,9 +320,9 @@ class Updates:
         *,
         fetches: bool,
     ) -> tuple[np.ndarray, Any, Any]:
-        """Runs minibatches in one call, or in several where one would take long.
+        """Runs minibatches in one call, or in several if one would take long.
 
-        Between two of them a signal is seen to, which may end the update.
+        Signals are handled between two calls and may abort the update.
         """
         capacity = batch.items
         if form is not Form.PLAIN:
@@ -372,7 +358,7 @@ class Updates:
     def _of_rows(
         self, fetches: Mapping[str, Any], batch: LearnBatch, minibatches: Minibatches
     ) -> dict[str, np.ndarray]:
-        """Returns fetches; those of the loss's length with one entry per row of the batch."""
+        """Returns fetches; those of the loss's length get one entry per row of the batch."""
         valid = minibatches.mask[0] > 0
         if self._is_recurrent:
             lengths = batch.columns[SEQ_LENS][minibatches.rows[0]] * valid
@@ -391,12 +377,12 @@ class Updates:
         """Traces and compiles the update for a batch of `rows`.
 
         Args:
-            state: nobody's, as it may be changed, but with hyper-parameters of a policy.
-            rows: of the batch.
+            state: a scratch state with the hyper-parameters of a policy; it may be changed.
+            rows: the size of the batch.
             num_epochs: passes over it.
-            minibatch_size: rows per update; None for one update of all.
-            meanwhile: called while XLA compiles, which needs no Python: on two cores it costs
-                nothing.
+            minibatch_size: rows per update; None for one update with all rows.
+            meanwhile: called while XLA compiles, which does not need Python: with two cores it
+                costs nothing.
         """
         items = self.items_of(rows)
         columns = {
@@ -409,7 +395,7 @@ class Updates:
         nothing = nothing._replace(inputs=self._step_inputs(None, *nothing.rows.shape))
         require_tensorflow()
         with self._lock:
-            # A compiled step is compiled when it runs; the state that it changes is nobody's.
+            # A compiled step is compiled when it runs; it changes only the scratch state.
             nothing = nothing._replace(steps=int(self.resolve_form(state) is Form.STEP))
             self._runtime.begin_update(state)
             batch = LearnBatch(columns, is_recurrent=self._is_recurrent)
@@ -448,13 +434,13 @@ class Updates:
 
         return UpdateResult({}, {}, self._is_sound(buffers), explain, buffers)
 
-    # -- what is not finite -------------------------------------------------------------------
+    # -- NaN and infinity ---------------------------------------------------------------------
 
     def _is_sound(self, buffers: Mapping[str, Any]) -> bool:
-        """Whether weights and optimizer slots, all that an update changes, are finite.
+        """Returns whether the new weights and optimizer slots are finite.
 
-        On a GPU they stay there unless the sum of their squares is not: to take a network of images
-        to the CPU for this takes as long as a small update.
+        On a GPU they stay there if the sum of their squares is finite: copying a network for images
+        to the CPU takes as long as a small update.
         """
         pieces = list(buffers.values())
         if self._functions.device != CPU and all(map(tf.is_tensor, pieces)):
@@ -465,8 +451,6 @@ class Updates:
 
     @functools.cached_property
     def _squares(self) -> Any:
-        """Gives half the sum of the squares of all numbers of some tensors, a scalar."""
-
         def squares(pieces: Sequence[tf.Tensor]) -> tf.Tensor:
             return tf.add_n([tf.nn.l2_loss(tf.cast(x, tf.float32)) for x in pieces])
 
@@ -479,15 +463,6 @@ class Updates:
         minibatches: Minibatches,
         buffers: Mapping[str, Any],
     ) -> Reason:
-        """Returns why an update by minibatches is not finite.
-
-        Args:
-            state: before the update.
-            batch: learned from.
-            minibatches: of the update.
-            buffers: of its result.
-        """
-
         def repeat(steps: int) -> tuple[PolicyState, bool]:
             copy = state.copy()
             self._runtime.begin_update(copy)
@@ -513,7 +488,6 @@ class Updates:
         inputs: StepInputs,
         buffers: Mapping[str, Any],
     ) -> Reason:
-        """Returns why an update by one minibatch, whose inputs are `[1, ...]`, is not finite."""
         with self._lock, placed(self._functions.device):
             self._eager.begin_update(state)
             term = first_term(self._functions, state, columns, inputs)
@@ -522,10 +496,10 @@ class Updates:
     def _bad_of(self, buffers: Mapping[str, Any]) -> tuple[str, float] | None:
         """Returns the first variable that is not finite after an update, and the number."""
         views = self._functions.layout.unpacked(buffers)
-        return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
+        return first_bad({f"{key!r} after the update": x for key, x in views.items()})
 
 
 _GIVES_WAY = {
-    Form.STEP: "learning is compiled step by step, for XLA cannot compile its loop: %s",
+    Form.STEP: "learning is compiled step by step, since XLA cannot compile its loop: %s",
     Form.PLAIN: "learning runs without XLA, which cannot compile it: %s",
 }

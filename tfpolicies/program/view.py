@@ -1,4 +1,4 @@
-"""What the code of a policy class sees while it is traced for all policies of its kind."""
+"""The objects that the code of a policy class gets while it is traced for a Program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ LOSS_MASK = "loss_mask"
 class ConfigView(Mapping[str, Any]):
     """The config inside a traced function: hyper-parameters are tensors, static keys are values.
 
-    Any other key would be baked into code that all policies of the kind share, so it is refused.
+    Any other key raises an error, since its value would be a constant in code that other policies
+    share.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class ConfigView(Mapping[str, Any]):
 
 
 class TrainBatch(dict[str, Any]):
-    """The columns of one minibatch as tensors; remembers which of them were read.
+    """The columns of one minibatch as tensors; records which of them were read.
 
     Attributes:
-        accessed_keys: the names of those.
-        ignores_mask: whether what a model adds to the loss does not weigh rows by the mask.
-        is_weighed: whether the loss read the mask; what statistics read does not count.
-        reads_lengths: whether the loss itself asked for `seq_lens`, to tell real rows from padding.
+        accessed_keys: the names of columns that were read.
+        ignores_mask: whether the custom loss of a model does not weigh rows by the mask.
+        is_weighed: whether the loss read the mask; reads by statistics do not count.
+        reads_lengths: whether the loss itself read `seq_lens`, to tell real rows from padding.
     """
 
     is_training = True
@@ -93,19 +94,19 @@ class TrainBatch(dict[str, Any]):
         return value
 
     def get(self, key: str, default: object = None) -> Any:
-        """Returns a column, or `default` where there is none of that name."""
+        """Returns a column, or `default` if there is no such column."""
         return self[key] if key in self else default  # noqa: SIM401
 
 
 class ModelView:
-    """The `model` argument of `loss`: call it on a batch, then ask for the values.
+    """The `model` argument of `loss`: call it on a batch, then read the values.
 
     `model(train_batch)` gives `(dist_inputs [N, n], state)`; `model.value_function()` then gives
     the values `[N]` of the same call.
 
     Args:
-        network: what runs: a `Network`, or one with other weights.
-        time_steps: the steps of each sequence, for models with a memory.
+        network: a `Network`, or one with other weights.
+        time_steps: the steps of each sequence, for recurrent models.
         training: whether layers such as Dropout are in training mode.
     """
 
@@ -121,14 +122,14 @@ class ModelView:
         state: Sequence[tf.Tensor] | None = None,
         seq_lens: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Runs the model on `batch["obs"]` and what else it reads of the batch.
+        """Runs the model on `batch["obs"]` and its other inputs in the batch.
 
-        That is `noise`, too, for a noisy network, which has its mean weights without.
+        A noisy network also reads `noise`; without that column it uses its mean weights.
 
         Args:
             batch: columns as rows `[N, ...]`.
-            state: the memory `[S, ...]`; the batch's `state_in_*` by default.
-            seq_lens: int `[S]`; the batch's own by default.
+            state: the recurrent state `[S, ...]`; the batch's `state_in_*` by default.
+            seq_lens: int `[S]`; those of the batch by default.
         """
         ports = self._network.ports
         obs = batch["obs"]
@@ -156,7 +157,7 @@ class ModelView:
         known = getattr(batch, "reads_lengths", False)
         lengths = batch[SEQ_LENS]
         if isinstance(batch, TrainBatch):
-            batch.reads_lengths = known  # it was not the loss that asked
+            batch.reads_lengths = known  # since the loss itself did not read them
         return lengths
 
     def value_function(self) -> tf.Tensor:
@@ -164,15 +165,15 @@ class ModelView:
         values = self._last("value_function").values
         if values is None:
             raise ConfigError(
-                "model.value_function(): the model has no value output. Let `wants_value` of the "
+                "model.value_function(): the model has no value output. Make `wants_value` of the "
                 "policy class return True."
             )
         return values
 
     def raw_outputs(self) -> tf.Tensor:
-        """Returns what the model gave in the last call, masked: `[B, num_outputs]`.
+        """Returns the outputs of the model in the last call, masked: `[B, num_outputs]`.
 
-        The inputs of distributions are computed from it (`ActionDistribution.inputs_of`).
+        The inputs of distributions are computed from them (`ActionDistribution.inputs_of`).
         """
         return self._last("raw_outputs").outputs
 
@@ -185,11 +186,11 @@ class ModelView:
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """The variables that the loss is differentiated by."""
+        """The variables by which the loss is differentiated."""
         return list(self._network.model.trainable_variables)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what the user's own model has under that name, a layer or a method."""
+        """Returns the attribute of the user's model with that name, a layer or a method."""
         if name.startswith("__"):
             raise AttributeError(describe_missing(self, name))
         with contextlib.suppress(LookupError):
@@ -201,21 +202,16 @@ class ModelView:
             hint = describe_import(self, name)
             if not hint:
                 raise
-            message = f"model.{name} cannot be had here: call the model{hint}"
+            message = f"model.{name} is not available here: call the model{hint}"
             raise AttributeError(message) from None
 
 
 def _with_last_row(
     outputs: NetworkOutputs, seq_lens: tf.Tensor, time_steps: tf.Tensor | int
 ) -> NetworkOutputs:
-    """Replaces what a network gives for padded rows by what it gives for the last row that counts.
+    """Replaces the outputs for padded rows of `[S, T]` sequences by those for the last valid row.
 
     No gradient flows back through padded rows.
-
-    Args:
-        outputs: for S sequences of T steps.
-        seq_lens: int `[S]`.
-        time_steps: T.
     """
     steps = tf.range(time_steps)
     last = tf.maximum(tf.cast(seq_lens, tf.int32) - 1, 0)[:, None]  # [S, 1]
@@ -239,10 +235,10 @@ class TapeOptimizer:
     """The `optimizer` argument of `compute_gradients_fn` and `apply_gradients_fn`.
 
     Args:
-        tape: on which the loss was computed; None where gradients are given.
+        tape: on which the loss was computed; None if gradients are given.
         optimizer: a Keras optimizer.
-        variables: those that it was built for.
-        takes: float32 scalar, 0 if it does not take this update; None: it does.
+        variables: those for which it was built.
+        takes: float32 scalar, 0 if it skips this update; None: it never skips updates.
     """
 
     tape: tf.GradientTape | None
@@ -255,11 +251,11 @@ class TapeOptimizer:
     ) -> list[tuple[tf.Tensor | None, Any]]:
         """Returns `(gradient, variable)` pairs; a gradient is None where the loss is constant.
 
-        What does not take this update is not differentiated: its gradients are zeros. So are
-        constant ones of what may skip updates.
+        An optimizer that skips this update gets zeros. If it may skip updates, constant losses also
+        give zeros instead of None.
 
         Raises:
-            UsageError: where gradients are given and only applied, so that there is no loss.
+            UsageError: if gradients are given and only applied, so that there is no loss.
             ConfigError: if the loss depends on none of the variables.
         """
         if self.tape is None:
@@ -286,7 +282,7 @@ class TapeOptimizer:
             _gradients(self.tape, loss, self.variables)
 
     def apply_gradients(self, pairs: Sequence[tuple[tf.Tensor | None, Any]]) -> None:
-        """Updates the variables; one that does not take this update stays as it is."""
+        """Updates the variables, unless the optimizer skips this update."""
         gradients = by_variable(pairs, self.variables)
 
         def updated() -> tf.Tensor:
@@ -300,20 +296,16 @@ class TapeOptimizer:
 
 
 def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any]) -> list[Any]:
-    """Returns the gradient of a loss by each variable, None where it is constant.
-
-    Raises:
-        ConfigError: if there are variables, and the loss depends on none of them.
-    """
+    """Returns the gradients of a loss, None where it is constant; raises if all are None."""
     found: list[Any] = tape.gradient(loss, variables)
     if variables and all(gradient is None for gradient in found):
         first = getattr(variables[0], "path", variables[0].name)
         more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
         raise ConfigError(
             "A loss depends on none of the variables that it is differentiated with respect to "
-            f"({first!r}{more}), so that they would never be updated. Compute it with TensorFlow "
-            "from what their network gives in `loss`: NumPy, `tf.stop_gradient` and integers have "
-            "no gradient. To keep a network as it is, return 0.0 times a loss that depends on it."
+            f"({first!r}{more}), so they would never be updated. Compute it with TensorFlow "
+            "from the outputs of their network in `loss`: NumPy, `tf.stop_gradient` and integers "
+            "have no gradient. To freeze a network, return 0.0 times a loss that depends on it."
         )
     return found
 
@@ -330,18 +322,18 @@ def by_variable(pairs: Sequence[tuple[Any, Any]], variables: Sequence[Any]) -> l
 def update(
     optimizer: keras.optimizers.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[Any]
 ) -> None:
-    """Has a Keras optimizer update variables; all optimizers are called here.
+    """Updates variables by a Keras optimizer; all optimizers are called here.
 
-    Outside a distribution strategy's replica, for in a replica Keras sums gradients over replicas
-    by an operation with a gradient of its own, which TensorFlow keeps for ever, and with it the
-    graph of the update.
+    It leaves the replica context of a distribution strategy: in a replica Keras sums gradients over
+    replicas by an operation with a custom gradient, which TensorFlow keeps forever, together with
+    the graph of the update.
     """
     replica = tf.distribute.get_replica_context()
     replica.merge_call(lambda strategy: optimizer.apply(gradients, variables))
 
 
 def nested_rows(space_leaves: Sequence[Leaf], batch: Structure, argument: str) -> Any:
-    """Checks a possibly nested column and returns it with leaves of their travel dtype."""
+    """Checks a possibly nested column and converts its leaves to the dtypes of Programs."""
     arrays = iter(batch_leaves(space_leaves, batch, argument))
     return _refill(batch, space_leaves, arrays)
 

@@ -1,1 +1,1 @@
-"""Experience kept for learning more than once."""
+"""Replay buffers: experience that is stored and sampled for learning more than once."""

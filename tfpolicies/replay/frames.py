@@ -1,9 +1,9 @@
-"""Frames of images, each kept once, however many observations it is in.
+"""Frames of images, each stored once, however many observations contain it.
 
-What a step reaches is what the next one begins with, and of a stack of frames all but one come
-again. So a frame is looked for among the newest ones before it is kept: by a sum over its bytes
-first, then by all of them. Frames are numbered in the order in which they came and never change;
-the oldest are forgotten first.
+The new observation of a step is the observation of the next one, and all frames but one of a stack
+occur again. So each frame is compared to the newest stored ones before it is stored: first by a
+hash of its bytes, then by all of them. Frames are numbered in the order in which they are added and
+never change; the oldest are dropped first.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tfpolicies.errors import CheckpointError
 from tfpolicies.replay.room import Room
 from tfpolicies.replay.segments import Arrays
 
-_REMEMBERED = 1024  # frames that new ones are compared with, at least
+_REMEMBERED = 1024  # minimum number of stored frames that new ones are compared with
 _NAME = "frames"  # of the array in segments
 _SEGMENT_BYTES = 8 * 2**20
-_SEGMENTS_PER_CHUNK = 8  # at most; so much memory is taken and let go of at a time
-_CHUNKS = 8  # that there are at least, if there are enough frames
+_SEGMENTS_PER_CHUNK = 8  # maximum; memory is allocated and freed by chunks
+_CHUNKS = 8  # minimum, if there are enough frames
 
 
 class Frames:
@@ -31,14 +31,14 @@ class Frames:
 
     Args:
         shape: of a frame.
-        dtype: likewise.
-        room: where they lie.
-        expected: how many frames there will be, roughly.
+        dtype: of a frame.
+        room: allocates their memory.
+        expected: the approximate number of frames.
 
     Attributes:
-        first: the number of the oldest frame that is kept.
+        first: the number of the oldest stored frame.
         next: the number of the next new frame.
-        per_segment: how many frames go to a file together.
+        per_segment: the number of frames in one file.
 
     >>> frames = Frames((2,), np.uint8, Room())
     >>> numbers = frames.add(np.array([[1, 2], [3, 4], [1, 2]], np.uint8))
@@ -57,18 +57,17 @@ class Frames:
         self._per_chunk = self.per_segment * segments
         self._room = room
         self._chunks: dict[int, np.ndarray] = {}
-        self._known: list[dict[int, int]] = [{}, {}]  # by sum of bytes; older ones, newer ones
-        self._oldest_known = [0, 0]  # numbers; those in the dicts are not below
-        self._floors: list[tuple[int, int]] = []  # (row, number): rows from there have none below
+        self._known: list[dict[int, int]] = [{}, {}]  # numbers by hash; older ones, newer ones
+        self._oldest_known = [0, 0]  # lower bounds of the numbers in the dicts
+        self._floors: list[tuple[int, int]] = []  # (row, lowest frame number from that row on)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """Returns one frame, which is not to be written to."""
+        """Returns one frame, read-only."""
         chunk, place = divmod(number, self._per_chunk)
         return self._chunks[chunk][place]
 
     @property
     def nbytes(self) -> int:
-        """The bytes reserved."""
         return sum(chunk.nbytes for chunk in self._chunks.values())
 
     @functools.cached_property
@@ -77,13 +76,13 @@ class Frames:
         return np.random.default_rng(0).integers(2**63, size=words, dtype=np.uint64) | np.uint64(1)
 
     def begin_row(self, row: int) -> None:
-        """Is told the number of the row that the next frames are of."""
+        """Sets the number of the row to which the next frames belong."""
         floor = self._oldest_known[0]
         if not self._floors or self._floors[-1][1] != floor:
             self._floors.append((row, floor))
 
     def forget_rows(self, before: int) -> None:
-        """Lets go of frames that only rows below a number may have."""
+        """Drops frames that only rows before a number may refer to."""
         while len(self._floors) > 1 and self._floors[1][0] <= before:
             del self._floors[0]
         self.first = self._floors[0][1]
@@ -91,9 +90,9 @@ class Frames:
             del self._chunks[chunk]
 
     def add(self, frames: np.ndarray) -> np.ndarray:
-        """Keeps frames `[F, *shape]`; returns their numbers, int64 `[F]`.
+        """Stores frames `[F, *shape]`; returns their numbers, int64 `[F]`.
 
-        Frames that are as one of the newest are have its number.
+        A frame that is equal to one of the newest gets the number of that one.
         """
         frames = np.ascontiguousarray(frames)
         numbers = np.empty(len(frames), np.int64)
@@ -111,29 +110,21 @@ class Frames:
     def piece(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """Returns the frames of some numbers, `[F, *shape]`, by name; they do not change.
 
-        They must lie between two multiples of `per_segment`.
+        They must be between two multiples of `per_segment`.
         """
         chunk, place = divmod(start, self._per_chunk)
         return {_NAME: self._chunks[chunk][place : place + stop - start]}
 
     def empty(self) -> dict[str, np.ndarray]:
-        """Returns a piece without frames."""
+        """Returns a segment without frames."""
         return {_NAME: np.empty((0, *self.shape), self.dtype)}
 
     def get_state(self) -> dict[str, Any]:
-        """Returns all but the frames: whole numbers."""
+        """Returns all fields but the frames, as integers."""
         return {"first": self.first, "next": self.next, "floors": [*map(list, self._floors)]}
 
     def set_state(self, state: Mapping[str, Any], pieces: Iterable[Arrays]) -> None:
-        """Puts back what `get_state` returned, before there are frames.
-
-        Args:
-            state: as returned.
-            pieces: the frames, in order.
-
-        Raises:
-            CheckpointError: if the state is damaged.
-        """
+        """Restores the result of `get_state`, with its frames in order, into an empty store."""
         self.first = self.next = int(state["first"])
         self._floors = [(int(row), int(number)) for row, number in state["floors"]]
         numbers = [self.first, *(number for _, number in self._floors), int(state["next"])]
@@ -156,7 +147,7 @@ class Frames:
         return self.next - 1
 
     def _sums(self, frames: np.ndarray) -> list[int]:
-        """Returns a number for each frame that two different ones hardly ever share."""
+        """Returns a 64-bit hash of each frame."""
         flat = frames.reshape(len(frames), -1).view(np.uint8)
         words = len(self._factors)
         if flat.shape[1] < 8 * words:

@@ -1,4 +1,4 @@
-"""Replay for many policies."""
+"""Replay buffers for several policies."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tfpolicies.replay.room import Room
 
 
 class MultiAgentReplayBuffer:
-    """One `ReplayBuffer` per policy id, made when the policy's first rows arrive.
+    """One `ReplayBuffer` per policy ID, created with the policy's first rows.
 
     Args:
         capacity: rows kept per policy.
-        seed: of all buffers' generators; each policy's also depends on its id, so that it does
-            not matter who comes first. None draws one.
-        memory_limit_bytes: of the rows of all policies together; those beyond lie in files. None
-            takes half of the memory that is available when the first rows come.
-        storage_path: the folder of these files, which have no name and go with the buffer; None
-            takes that of the environment variable `TMPDIR`, or /var/tmp.
+        seed: of all buffers' generators; each also depends on the policy ID, so that the order of
+            policies does not matter. None draws one.
+        memory_limit_bytes: limit for the rows of all policies together; further rows are stored in
+            files. None is half of the memory that is available when the first rows are added.
+        storage_path: the folder of these files, which have no name and disappear with the buffer;
+            None is that of the environment variable `TMPDIR`, or /var/tmp.
         **settings: of each buffer: `train_batch_size` and `learning_starts`.
 
     Attributes:
-        buffer_class: of what class the buffers are.
-        buffers: the buffer of each policy id; delete an entry to forget a policy's rows.
-        room: where their rows lie.
+        buffer_class: the class of the buffers.
+        buffers: the buffer of each policy ID; delete an entry to delete a policy's rows.
+        room: allocates their memory.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -59,14 +59,14 @@ class MultiAgentReplayBuffer:
 
     @property
     def num_added(self) -> int:
-        """How many rows of all policies were ever added."""
+        """The number of rows of all policies that were ever added."""
         return sum(buffer.num_added for buffer in self.buffers.values())
 
     def add(self, batch: SampleBatch | MultiAgentBatch) -> None:
-        """Copies each policy's rows into its buffer; a SampleBatch is the default policy's.
+        """Copies each policy's rows into its buffer; a SampleBatch belongs to the default policy.
 
         Raises:
-            BatchError: as `ReplayBuffer.add` does, naming the policy. Nothing is changed then.
+            BatchError: as in `ReplayBuffer.add`, naming the policy. Nothing is changed then.
         """
         parts = batch.as_multi_agent().policy_batches
         new = {pid: self._new_buffer(pid) for pid in parts if pid not in self.buffers}
@@ -85,7 +85,7 @@ class MultiAgentReplayBuffer:
 
         Raises:
             UnknownPolicyError: if no rows of this policy were added.
-            UsageError: if `num_items` is no count.
+            UsageError: if `num_items` is not a non-negative integer.
         """
         if policy_id not in self.buffers:
             raise UnknownPolicyError(
@@ -96,7 +96,7 @@ class MultiAgentReplayBuffer:
         return self.buffers[policy_id].sample(num_items)
 
     def replay(self, policy_id: str) -> SampleBatch | None:
-        """Returns one train batch of a policy, or None before there are enough of its rows."""
+        """Returns one train batch of a policy, or None if it does not have enough rows yet."""
         buffer = self.buffers.get(policy_id)
         return None if buffer is None else buffer.replay()
 
@@ -110,10 +110,10 @@ class MultiAgentReplayBuffer:
         return {"entropy": self._entropy, "buffers": states}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `get_state` returned.
+        """Restores the result of `get_state`.
 
         Raises:
-            CheckpointError: as `ReplayBuffer.set_state` does. Nothing is changed then.
+            CheckpointError: as in `ReplayBuffer.set_state`. Nothing is changed then.
         """
         buffers = {}
         for policy_id, buffer_state in state["buffers"].items():

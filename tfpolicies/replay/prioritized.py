@@ -2,8 +2,8 @@
 
 A row of priority p is drawn with the probability P = p^alpha / sum p^alpha (equation 1), and its
 loss is weighted by (N P)^-beta, divided by the largest of these weights over all rows (section
-3.4). A priority is the absolute temporal-difference error plus epsilon; a new row has the greatest
-priority so far, at first 1.
+3.4). A priority is the absolute temporal-difference error plus epsilon; a new row gets the greatest
+priority so far, initially 1.
 
 Deviations from the paper, both as in RLlib: rows are drawn independently of each other, not from
 strata of equal mass; beta does not change with time.
@@ -27,19 +27,19 @@ from tfpolicies.type_aliases import Scalar
 
 AMOUNT = Rule(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
 WEIGHTS, INDEXES = "weights", "batch_indexes"
-"""Columns of drawn rows: the factors of their loss, float32; where they lie, int64."""
+"""Columns of drawn rows: the weights of their loss, float32; their indices, int64."""
 
 
 class Priorities:
-    """The priorities of places, and draws in proportion to their powers.
+    """The priorities of rows, and draws in proportion to their powers.
 
     Args:
-        capacity: how many places there are.
+        capacity: the number of rows.
         alpha: exponent of priorities; 0 draws uniformly.
-        beta: exponent of the weights that make up for it; 0 gives ones.
+        beta: exponent of importance weights, which correct for alpha; 0 gives ones.
 
     Raises:
-        ConfigError: if `alpha` or `beta` is no number from 0.
+        ConfigError: if `alpha` or `beta` is not a finite number >= 0.
     """
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:
@@ -50,15 +50,15 @@ class Priorities:
         self._tree = SumTree(capacity)
 
     def enter(self, places: np.ndarray, priority: float | None = None) -> None:
-        """Gives new contents of `places` `[B]` a priority; None is the greatest so far."""
+        """Sets the priority of new rows at `places` `[B]`; None is the greatest so far."""
         priority = self.greatest if priority is None else priority
         self._tree.set(places, self._masses(np.float64(priority)))
 
     def update(self, places: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities; of a place that comes twice, the last one stays.
+        """Sets priorities; for an index that occurs twice, the last one counts.
 
         Args:
-            places: `[B]`.
+            places: indices `[B]`.
             priorities: `[B]`, finite and greater than 0.
 
         Raises:
@@ -69,21 +69,21 @@ class Priorities:
         self.greatest = float(max(self.greatest, priorities.max(initial=0.0)))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns `count` places, int64, drawn independently and with replacement."""
+        """Returns `count` indices, int64, drawn independently and with replacement."""
         return self._tree.find(rng.random(count) * self._tree.total)
 
     def weights(self, places: np.ndarray, beta: float | None = None) -> np.ndarray:
-        """Returns importance weights float32 `[B]`: the place least often drawn has 1.
+        """Returns importance weights float32 `[B]`: the row with the lowest probability has 1.
 
         Args:
-            places: `[B]`.
-            beta: another exponent than the usual one.
+            places: indices `[B]`.
+            beta: an exponent to use instead of the default.
         """
         beta = self.beta if beta is None else beta
         return ((self._tree.least / self._tree[places]) ** beta).astype(np.float32)
 
     def get_state(self, filled: int) -> dict[str, Any]:
-        """Returns what `set_state` takes: the powers of the first `filled` priorities, copied."""
+        """Returns the argument of `set_state`, with the powers of the first `filled` priorities."""
         masses = self._tree[:filled].copy()
         return {"alpha": self.alpha, "greatest": self.greatest, "masses": masses}
 
@@ -91,7 +91,7 @@ class Priorities:
         """Returns the greatest priority and the powers of a state.
 
         Raises:
-            CheckpointError: if it is not of `filled` priorities with this `alpha`.
+            CheckpointError: unless it has `filled` priorities with this `alpha`.
         """
         found = state if isinstance(state, Mapping) else {}
         masses, greatest = np.asarray(found.get("masses", ())), found.get("greatest")
@@ -99,31 +99,22 @@ class Priorities:
         if not is_whole or not _are_priorities(masses) or not AMOUNT.holds(greatest):
             raise CheckpointError(
                 f"The state has no priorities of {filled} rows: it is of a buffer without "
-                "priorities, or damaged. Make a buffer as the one it is from, or begin empty."
+                "priorities, or damaged. Load it into a buffer of the same class, or start with "
+                "an empty one."
             )
         if found["alpha"] != self.alpha:
             raise CheckpointError(
                 f"The state has priorities to the power of alpha={found['alpha']!r}, but this "
-                f"buffer has alpha={self.alpha}. Make one of the same alpha."
+                f"buffer has alpha={self.alpha}. Create one with the same alpha."
             )
         return float(found["greatest"]), masses
 
     def set_state(self, state: Mapping[str, Any], filled: int) -> None:
-        """Puts back what `get_state` returned.
-
-        Raises:
-            CheckpointError: as `checked` does. Nothing is changed then.
-        """
         self.greatest, masses = self.checked(state, filled)
         self._tree = SumTree(self._tree.capacity)
         self._tree.set(np.arange(filled), masses)
 
     def _masses(self, priorities: np.ndarray | np.float64) -> np.ndarray:
-        """Returns priorities to the power of `alpha`.
-
-        Raises:
-            UsageError: if one is not finite and greater than 0.
-        """
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             masses = np.asarray(priorities**self.alpha)
         if not (_are_priorities(np.asarray(priorities)) and _are_priorities(masses)):
@@ -138,12 +129,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """The newest `capacity` rows of one policy, drawn by their priorities.
 
     Args:
-        capacity: how many rows are kept.
+        capacity: the number of rows to keep.
         seed: of the generator that chooses rows; None draws one.
         alpha: exponent of priorities; 0 draws uniformly.
         beta: exponent of importance weights; 0 gives ones.
-        eps: what `update_priorities` adds to absolute errors.
-        **settings: as `ReplayBuffer` takes them.
+        eps: the number that `update_priorities` adds to absolute errors.
+        **settings: arguments of `ReplayBuffer`.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -172,10 +163,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._priorities = Priorities(capacity, alpha, beta)
 
     def add(self, batch: SampleBatch) -> None:
-        """Copies the rows of `batch` in, each with the greatest priority so far.
+        """Copies the rows of `batch` into the buffer, each with the greatest priority so far.
 
         Raises:
-            BatchError: as `ReplayBuffer.add` does. Nothing is changed then.
+            BatchError: as in `ReplayBuffer.add`. Nothing is changed then.
         """
         before = self.num_added
         super().add(batch)
@@ -186,13 +177,13 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Sets the priorities of rows to their absolute errors plus `eps`.
 
         Args:
-            indexes: `[B]`, the column `batch_indexes` of drawn rows; of a row that comes twice,
+            indexes: `[B]`, the column `batch_indexes` of drawn rows; for a row that occurs twice,
                 the last error counts.
             errors: temporal-difference errors `[B]`.
 
         Raises:
-            UsageError: if the lengths differ, an index is of no row, or an error is not finite (or
-                0 with an `eps` of 0). Nothing is changed then.
+            UsageError: if the lengths differ, there is no row with an index, or an error is not
+                finite (or 0 with an `eps` of 0). Nothing is changed then.
         """
         indexes, errors = checked_indexes(indexes, errors, len(self))
         self._priorities.update(indexes, np.abs(errors) + self.eps)
@@ -202,11 +193,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**super().get_state(), "priorities": self._priorities.get_state(len(self))}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `get_state` returned; the next samples are the same rows again.
+        """Restores the result of `get_state`; the next samples are the same rows again.
 
         Raises:
-            CheckpointError: if `state` is of a buffer of another capacity or alpha, or of one
-                without priorities, or damaged. Nothing is changed then.
+            CheckpointError: if `state` is of a buffer with another capacity or alpha, or without
+                priorities, or is damaged. Nothing is changed then.
         """
         filled = min(state.get("num_added", 0), self.capacity)
         self._priorities.checked(state.get("priorities"), filled)
@@ -214,9 +205,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._priorities.set_state(state["priorities"], filled)
 
     def _drawn(self, num_items: int) -> SampleBatch:
-        """Returns rows with the columns `weights`, float32, and `batch_indexes`, int64.
+        """Adds the columns `weights`, float32, and `batch_indexes`, int64, to drawn rows.
 
-        Weights that the rows were added with are factors.
+        If the rows were added with weights, the weights are multiplied.
         """
         chosen = self._priorities.draw(num_items, self._rng)
         batch, weights = self._at(chosen), self._priorities.weights(chosen)
@@ -227,22 +218,22 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
-    """One `PrioritizedReplayBuffer` per policy id, made when the policy's first rows arrive.
+    """One `PrioritizedReplayBuffer` per policy ID, created with the policy's first rows.
 
-    Its arguments are those of `MultiAgentReplayBuffer`, and `alpha`, `beta` and `eps` by name.
+    It takes the arguments of `MultiAgentReplayBuffer`, and the keywords `alpha`, `beta` and `eps`.
     """
 
     buffer_class = PrioritizedReplayBuffer
 
     def update_priorities(self, errors: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Sets the priorities of rows by policy id; see `PrioritizedReplayBuffer`.
+        """Sets the priorities of rows by policy ID; see `PrioritizedReplayBuffer`.
 
         Args:
-            errors: by policy id, the column `batch_indexes` and the errors of drawn rows.
+            errors: by policy ID, the column `batch_indexes` and the errors of drawn rows.
 
         Raises:
             UnknownPolicyError: if no rows of a policy were added.
-            UsageError: as `PrioritizedReplayBuffer.update_priorities` does.
+            UsageError: as in `PrioritizedReplayBuffer.update_priorities`.
         """
         if unknown := [policy_id for policy_id in errors if policy_id not in self.buffers]:
             raise UnknownPolicyError(
@@ -254,11 +245,7 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
 
 
 def require_amount(name: str, value: Scalar) -> None:
-    """Checks that an argument is a finite number from 0.
-
-    Raises:
-        ConfigError: if it is not.
-    """
+    """Raises a `ConfigError` unless an argument is a finite number >= 0."""
     if not AMOUNT.holds(value):
         raise ConfigError(f"`{name}` must be {AMOUNT.words}, but got {value!r}.")
 
@@ -269,18 +256,18 @@ def checked_indexes(
     """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64.
 
     Raises:
-        UsageError: if the lengths differ, or an index is not from 0 and below `rows`.
+        UsageError: if the lengths differ, or an index is not in `[0, rows)`.
     """
     indexes, values = np.asarray(indexes), np.asarray(values, np.float64)
     if indexes.ndim != 1 or indexes.shape != values.shape or indexes.dtype.kind not in "iu":
         raise UsageError(
             "Priorities need `batch_indexes` [B], whole numbers, and one value for each, but got "
             f"{indexes.dtype} of shape {indexes.shape} and shape {values.shape}. Give the "
-            f"column {INDEXES!r} of the rows that the values are of."
+            f"column {INDEXES!r} of the rows to which the values belong."
         )
     if indexes.size and not 0 <= indexes.min() <= indexes.max() < rows:
         raise UsageError(
-            f"`batch_indexes` must be from 0 to {rows - 1}, as much as the buffer has, but got "
+            f"`batch_indexes` must be from 0 to {rows - 1}, the rows of the buffer, but got "
             f"{indexes.min()} to {indexes.max()}. Give the column {INDEXES!r} of drawn rows."
         )
     return indexes, values

@@ -24,16 +24,17 @@ _STATE_KEYS = ("capacity", "num_added", "num_sampled", "rng", "columns")
 class ReplayBuffer:
     """The newest `capacity` rows of one policy.
 
-    The first batch fixes the columns, their nesting, row shapes and dtypes; `new_obs` takes memory
-    only if batches have it. `infos` is left out: it is no array. Of images in `obs` and `new_obs`
-    (rows from 4096 bytes) each frame is kept once; see `replay/frames.py`.
+    The first batch determines the columns, their nesting, row shapes and dtypes; `new_obs` uses
+    memory only if batches have it. `infos` is left out, since it is not an array. Each frame of
+    images in `obs` and `new_obs` (rows of 4096 bytes or more) is stored once; see
+    `replay/frames.py`.
 
     Args:
-        capacity: how many rows are kept.
+        capacity: the number of rows to keep.
         seed: of the generator that chooses rows; None draws one.
-        train_batch_size: how many rows `replay` returns.
-        learning_starts: how many rows must have been added before `replay` returns any.
-        room: where the rows lie; None makes a `Room` as it is without arguments.
+        train_batch_size: the number of rows that `replay` returns.
+        learning_starts: the number of rows that must have been added before `replay` returns any.
+        room: allocates memory for the rows; None creates a `Room` with default arguments.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -69,21 +70,21 @@ class ReplayBuffer:
 
     @property
     def num_added(self) -> int:
-        """How many rows were ever added."""
+        """The number of rows that were ever added."""
         return 0 if self._rows is None else self._rows.added
 
     @property
     def num_sampled(self) -> int:
-        """How many rows were ever sampled."""
+        """The number of rows that were ever sampled."""
         return self._num_sampled
 
     def add(self, batch: SampleBatch) -> None:
-        """Copies the rows of `batch` in, over the oldest ones once the buffer is full.
+        """Copies the rows of `batch` into the buffer, over the oldest ones once it is full.
 
         Raises:
-            BatchError: if the batch has sequences, columns of objects, or columns that differ
-                from the buffer's in name, row shape or dtype. Nothing is changed then.
-            ConfigError: if there is no room for the rows; likewise.
+            BatchError: if the batch has sequences, columns of objects, or columns that differ from
+                the buffer's in name, row shape or dtype. Nothing is changed then.
+            ConfigError: if there is not enough memory for the rows. Nothing is changed then.
         """
         leaves = self.checked(batch)
         if not batch.count:
@@ -93,10 +94,10 @@ class ReplayBuffer:
         self._rows = rows
 
     def checked(self, batch: SampleBatch) -> list[np.ndarray]:
-        """Returns the arrays of `batch` in the buffer's order if `add` would accept it.
+        """Returns the arrays of `batch` in the buffer's order, if `add` would accept it.
 
         Raises:
-            BatchError: as `add` does.
+            BatchError: as in `add`.
         """
         if SEQ_LENS in batch or batch.time_major:
             raise BatchError(
@@ -118,7 +119,7 @@ class ReplayBuffer:
             raise BatchError(
                 f"All batches of a ReplayBuffer must have the same columns, but this one lacks "
                 f"{sorted(stored.keys() - leaves.keys())} and adds "
-                f"{sorted(leaves.keys() - stored.keys())}. Make a new buffer for other columns."
+                f"{sorted(leaves.keys() - stored.keys())}. Create a new buffer for other columns."
             )
         for path, kept in stored.items():
             leaf = leaves[path]
@@ -126,15 +127,15 @@ class ReplayBuffer:
                 raise BatchError(
                     f"Rows of the column {path!r} must be {kept.dtype} of shape {kept.shape}, "
                     f"as in the first batch, but got {leaf.dtype} of shape {leaf.shape[1:]}. "
-                    "Convert the column, or make a new buffer."
+                    "Convert the column, or create a new buffer."
                 )
         return [leaves[path] for path in stored]
 
     def sample(self, num_items: int) -> SampleBatch:
-        """Returns `num_items` rows, each drawn from all rows, with replacement: here uniformly.
+        """Returns `num_items` rows, each drawn from all rows, with replacement; uniformly here.
 
         Raises:
-            UsageError: if the buffer is empty or `num_items` is no count.
+            UsageError: if the buffer is empty or `num_items` is not a non-negative integer.
         """
         if not isinstance(num_items, int | np.integer) or num_items < 0:
             raise UsageError(f"`num_items` must be a whole number from 0, but got {num_items!r}.")
@@ -154,12 +155,13 @@ class ReplayBuffer:
         return SampleBatch() if self._rows is None else self._rows.take(places)
 
     def replay(self, policy_id: str | None = None) -> SampleBatch | None:
-        """Returns `train_batch_size` rows, or None before there are enough to learn from.
+        """Returns `train_batch_size` rows, or None if there are not enough rows yet.
 
-        Enough is at least `train_batch_size` rows, and `learning_starts` ever added.
+        It needs `train_batch_size` rows, and `learning_starts` rows that were ever added.
 
         Args:
-            policy_id: accepted so that policies can learn from a buffer; all rows are of one.
+            policy_id: accepted so that policies can learn from a buffer; all rows are of one
+                policy.
         """
         if self.num_added < max(self.learning_starts, min(self.train_batch_size, self.capacity)):
             return None
@@ -167,11 +169,11 @@ class ReplayBuffer:
 
     @property
     def row_bytes(self) -> int:
-        """How large a row is that is drawn; 0 before there are any."""
+        """The size of a sampled row in bytes; 0 for an empty buffer."""
         return 0 if self._rows is None else self._rows.row_bytes
 
     def stats(self) -> dict[str, int]:
-        """Returns counters by name, and the bytes reserved."""
+        """Returns counters by name, and the allocated memory."""
         return {
             "capacity": self.capacity,
             "num_entries": len(self),
@@ -183,8 +185,8 @@ class ReplayBuffer:
     def get_state(self) -> dict[str, Any]:
         """Returns all rows, counters and the generator: JSON values, arrays and segments.
 
-        What does not change any more and lies in a checkpoint that was written or read is referred
-        to, not copied: such a state needs that checkpoint's files until it is written or pickled.
+        Segments that are complete and already stored in a checkpoint are not copied but referred
+        to: such a state needs the files of that checkpoint until it is written or pickled.
         """
         empty: dict[str, Any] = {"columns": {}, "rows": [], "frames": {}}
         return {
@@ -196,12 +198,12 @@ class ReplayBuffer:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `get_state` returned; the next samples are the same rows again.
+        """Restores the result of `get_state`; the next samples are the same rows again.
 
         Raises:
-            CheckpointError: if `state` is of a buffer of another capacity, or damaged. Nothing is
+            CheckpointError: if `state` is of a buffer with another capacity, or damaged. Nothing is
                 changed then.
-            ConfigError: if there is no room for the rows; likewise.
+            ConfigError: if there is not enough memory for the rows. Nothing is changed then.
         """
         missing = [key for key in _STATE_KEYS if key not in state]
         if missing:
@@ -211,17 +213,17 @@ class ReplayBuffer:
         if state["capacity"] != self.capacity:
             raise CheckpointError(
                 f"The state is of a ReplayBuffer of capacity {state['capacity']!r}, but this one "
-                f"has {self.capacity}. Make one of the same capacity."
+                f"has {self.capacity}. Create one with the same capacity."
             )
         rng, added = decode_generator(state["rng"]), max(0, int(state["num_added"]))
         filled = min(added, self.capacity)
         lengths = {path: np.shape(leaf)[:1] for path, leaf in leaves_of(state["columns"])}
-        held = 0 if "rows" in state else filled  # segments have the rows, but in older states
+        held = 0 if "rows" in state else filled  # older states have the rows in "columns"
         whole = all(length == (held,) for length in lengths.values())
         if not whole or bool(lengths) != bool(filled):
             raise CheckpointError(
-                f"A ReplayBuffer that {added} rows were added to holds {filled}, but the columns "
-                f"of the state have {lengths}. The state is damaged."
+                f"A ReplayBuffer to which {added} rows were added has {filled} rows, but the "
+                f"columns of the state have {lengths}. The state is damaged."
             )
         try:
             rows = Rows.of_state(state, self.capacity, added, self._room) if filled else None

@@ -1,8 +1,8 @@
-"""Where the arrays of buffers lie: in memory up to a size, beyond it in files without a name.
+"""Allocates arrays of buffers: in memory up to a limit, beyond it in files without names.
 
-A file of that kind is gone when its arrays are, however the process ends: it has a name at no time,
-or loses it at once. Its space is taken when it is made, since a disk that is full would otherwise
-end the process at the first write.
+The files are unlinked when they are created, so they disappear with their arrays, also after a
+crash. Their disk space is reserved at once, since a full disk would otherwise end the process at
+the first write.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.system.memory import available_memory, readable_size
 from tfpolicies.system.paths import resolve_path
 
-_LARGE_FILES = Path("/var/tmp")  # /tmp is often memory
-_OWN_PAGES = 2**20  # bytes; arrays of this size or more share no pages with anything else
+_LARGE_FILES = Path("/var/tmp")  # /tmp is often in memory
+_OWN_PAGES = 2**20  # bytes; arrays of this size or more have separate memory pages
 
 
 class Room:
-    """The space of one buffer, or of several together.
+    """Allocates the arrays of one or several buffers.
 
     Args:
-        memory_limit_bytes: what is beyond lies in files; None takes half of the memory that is
-            available when the first array is made.
-        storage_path: the folder of the files; None takes that of the environment variable
-            `TMPDIR`, or /var/tmp, or that of temporary files.
+        memory_limit_bytes: arrays beyond this limit are in files; None is half of the memory that
+            is available when the first array is allocated.
+        storage_path: the folder of the files; None is that of the environment variable `TMPDIR`, or
+            /var/tmp, or that of temporary files.
 
     Raises:
-        ConfigError: if the limit is no whole number from 0, or the path no folder.
+        ConfigError: if the limit is not a non-negative integer, or the path not a folder.
 
     >>> room = Room(memory_limit_bytes=100)
     >>> arrays = [room.array((8,), np.float64), room.array((8,), np.float64)]
@@ -55,10 +55,10 @@ class Room:
         self.bytes_in_files = 0
 
     def array(self, shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
-        """Returns an array of any content.
+        """Returns an uninitialised array.
 
         Raises:
-            ConfigError: if there is neither memory nor space on the disk for it.
+            ConfigError: if there is not enough memory or disk space for it.
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._limit is None:
@@ -68,9 +68,9 @@ class Room:
             made = (_in_memory if in_memory else self._in_file)(shape, dtype, size)
         except (MemoryError, ValueError, OverflowError, OSError) as error:
             raise ConfigError(
-                f"A replay buffer needs {readable_size(size)} more, but there is no room for "
-                f"it{'' if in_memory else f' in {self._place()!r}'}: {error}. Make its capacity "
-                "smaller, or set its storage_path to a folder with more space."
+                f"A replay buffer needs {readable_size(size)} more, but there is not enough space "
+                f"for it{'' if in_memory else f' in {self._place()!r}'}: {error}. Reduce its "
+                "capacity, or set its storage_path to a folder with more space."
             ) from error
         self._count(size, in_memory)
         weakref.finalize(made, self._count, -size, in_memory)
@@ -96,9 +96,9 @@ class Room:
 
 
 def _in_memory(shape: Sequence[int], dtype: DTypeLike, size: int) -> np.ndarray:
-    """Returns an array whose memory, if it is large, the system has back when the array is gone.
+    """Returns an array; the memory of large ones is returned to the system with the array.
 
-    The C library would put arrays of up to 32 MB among small ones, and keep what is let go of.
+    The C library would allocate arrays of up to 32 MB among small ones, and keep freed memory.
     """
     if size < _OWN_PAGES:
         return np.empty(shape, dtype)
@@ -117,11 +117,7 @@ def _take_space(file: int, size: int) -> None:
 
 
 def check_room(memory_limit_bytes: int | None, storage_path: str | Path | None) -> None:
-    """Checks the arguments of a `Room`.
-
-    Raises:
-        ConfigError: as `Room` does.
-    """
+    """Checks the arguments of a `Room`."""
     limit = memory_limit_bytes
     is_count = isinstance(limit, int | np.integer) and not isinstance(limit, bool) and limit >= 0
     if limit is not None and not is_count:
@@ -130,5 +126,5 @@ def check_room(memory_limit_bytes: int | None, storage_path: str | Path | None) 
         )
     if storage_path is not None and not resolve_path(storage_path).is_dir():
         raise ConfigError(
-            f"`storage_path` must be a folder that is there, or None, but got {storage_path!r}."
+            f"`storage_path` must be an existing folder, or None, but got {storage_path!r}."
         )

@@ -1,9 +1,8 @@
-"""The rows of a buffer: columns in a ring, and the frames of their images.
+"""The storage of a replay buffer: columns in a ring, and the frames of their images.
 
-The row added as number i lies at place i modulo the capacity, so one counter says where everything
-is. Adding copies slices and sampling gathers rows: no Python runs per row, but for images. The
-memory of rows that were never written is reserved, not used, where the operating system works that
-way.
+Row number i is at index i modulo the capacity, so one counter determines all positions. Adding
+copies slices and sampling gathers rows; only images need Python code per row. Memory for rows that
+were never written is reserved but not used, on operating systems that allocate lazily.
 """
 
 from __future__ import annotations
@@ -22,47 +21,29 @@ from tfpolicies.replay.room import Room
 from tfpolicies.replay.segments import Arrays, Segments
 
 IMAGE_BYTES = 4096
-"""Observations of at least so many bytes are kept as frames; smaller ones cost less as rows."""
+"""Observations of this size or more are stored as frames; smaller ones cost less as rows."""
 
 _MOST_CHANNELS = 16
 
 
 class RowColumn:
-    """A column that is kept row by row.
-
-    Args:
-        capacity: how many rows there are.
-        like: an array `[..., *shape]` of the rows' shape and dtype.
-        room: where they lie.
-
-    Attributes:
-        kept: `[capacity, ...]`, what is kept of each row.
-    """
+    """A column that is stored row by row; `like` `[..., *shape]` has its row shape and dtype."""
 
     def __init__(self, capacity: int, like: np.ndarray, room: Room) -> None:
         self.shape, self.dtype = like.shape[1:], like.dtype
         self.kept = room.array((capacity, *self.shape), self.dtype)
 
     def to_keep(self, rows: np.ndarray) -> np.ndarray:
-        """Returns what is to be kept of rows `[B, *shape]`."""
         return rows
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Returns the rows at `places` `[B]`, as copies."""
         return self.kept.take(places, 0)
 
 
 class ImageColumn:
-    """A column of images, each a frame or a stack of frames that are kept apart.
+    """A column of images, each a frame or a stack of frames, which are stored separately.
 
-    Args:
-        capacity: how many rows there are.
-        like: an array `[..., *shape]` of the rows' shape and dtype.
-        room: where they lie.
-        frames: shared with other columns.
-
-    Attributes:
-        kept: int64 `[capacity, C]`, the numbers of each row's frames.
+    `kept`, int64 `[capacity, C]`, has the numbers of each row's frames.
     """
 
     def __init__(self, capacity: int, like: np.ndarray, room: Room, frames: Frames) -> None:
@@ -72,16 +53,10 @@ class ImageColumn:
         self.kept = room.array((capacity, channels), np.int64)
 
     def to_keep(self, rows: np.ndarray) -> np.ndarray:
-        """Returns what is to be kept of rows `[B, *shape]`: the numbers of their frames.
-
-        Raises:
-            ConfigError: if there is no room for the frames.
-        """
         by_frame = self._by_frame(rows).reshape(-1, *self.frames.shape)
         return self.frames.add(by_frame).reshape(len(rows), self.kept.shape[1])
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Returns the rows at `places` `[B]`, as copies."""
         found = np.empty((len(places), *self.shape), self.dtype)
         frames = self.frames
         for row, numbers in zip(self._by_frame(found), self.kept[places].tolist(), strict=True):
@@ -98,19 +73,19 @@ Column = RowColumn | ImageColumn
 
 
 def frames_for(like: np.ndarray, room: Room, capacity: int) -> Frames:
-    """Returns where the frames of rows such as `like` `[..., *shape]` will be kept."""
+    """Returns a frame store for rows such as `like` `[..., *shape]`."""
     shape, axis = like.shape[1:], channel_axis(like.shape[1:])
     frame = shape if axis is None else shape[:axis] + shape[axis + 1 :]
     return Frames(frame, like.dtype, room, capacity)
 
 
 def is_image(leaf: np.ndarray) -> bool:
-    """Whether rows `[B, *shape]` are so large that they are kept as frames."""
+    """Returns whether rows `[B, *shape]` are large enough to be stored as frames."""
     return bool(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize >= IMAGE_BYTES)
 
 
 def channel_axis(shape: Sequence[int]) -> int | None:
-    """Returns the axis of an image along which it is cut into frames, if there is one.
+    """Returns the axis along which an image is split into frames; None if it is one frame.
 
     >>> channel_axis((84, 84, 4)), channel_axis((4, 84, 84)), channel_axis((84, 84))
     (2, 0, None)
@@ -129,23 +104,23 @@ class Rows:
     """The newest `capacity` rows of some columns.
 
     Args:
-        capacity: how many rows are kept.
-        like: the columns of rows like those to come, nested; how many there are does not matter.
-        room: where they lie.
+        capacity: the number of rows to keep.
+        like: columns with rows of the same shapes and dtypes, nested; any number of rows.
+        room: allocates the memory.
 
     Attributes:
         leaves: the columns by their paths.
-        added: how many rows were ever added.
-        row_bytes: how large a row is that is drawn.
+        added: the number of rows that were ever added.
+        row_bytes: the size of a sampled row.
 
     Raises:
-        ConfigError: if there is no room for them.
+        ConfigError: if there is not enough memory.
     """
 
     def __init__(self, capacity: int, like: Mapping[str, Any], room: Room) -> None:
         self.capacity = capacity
         self.added = 0
-        self._frames: dict[str, Frames] = {}  # by the path of the first column that has them
+        self._frames: dict[str, Frames] = {}  # by the path of the first column that uses them
         self.leaves: dict[str, Column] = {
             path: self._column(path, leaf, room) for path, leaf in leaves_of(like)
         }
@@ -162,23 +137,21 @@ class Rows:
 
     @property
     def first(self) -> int:
-        """The number of the oldest row."""
         return self.added - len(self)
 
     @property
     def nbytes(self) -> int:
-        """The bytes reserved."""
         columns = sum(column.kept.nbytes for column in self.leaves.values())
         return columns + sum(frames.nbytes for frames in self._frames.values())
 
     def add(self, leaves: Sequence[np.ndarray]) -> None:
-        """Copies rows in, over the oldest ones once there are as many as the capacity.
+        """Copies rows into the storage, over the oldest ones once it is full.
 
         Args:
             leaves: in the order of `self.leaves`, `[B, ...]` each.
 
         Raises:
-            ConfigError: if there is no room for more frames. No row is changed then.
+            ConfigError: if there is not enough memory for more frames. No row is changed then.
         """
         rows = len(leaves[0])
         skipped = max(rows - self.capacity, 0)
@@ -199,7 +172,6 @@ class Rows:
             frames.forget_rows(self.first)
 
     def take(self, places: np.ndarray) -> SampleBatch:
-        """Returns the rows at some places `[B]`, as copies."""
         return SampleBatch(map_leaves(lambda column: column.take(places), self._nested))
 
     def get_state(self) -> dict[str, Any]:
@@ -219,19 +191,10 @@ class Rows:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], capacity: int, added: int, room: Room) -> Rows:
-        """Returns the rows of what `get_state` returned.
+        """Returns the storage of a result of `get_state`.
 
-        Older states have all rows in `columns`, by their places.
-
-        Args:
-            state: as returned.
-            capacity: how many rows are kept.
-            added: how many rows were ever added.
-            room: where they are to lie.
-
-        Raises:
-            CheckpointError: if the state is damaged.
-            ConfigError: if there is no room for them.
+        Older states have all rows in `columns`, in the order of the ring. Raises a
+        `CheckpointError` if the state is damaged.
         """
         columns = dict(state["columns"])
         if "rows" in state:
@@ -247,7 +210,7 @@ class Rows:
         return rows
 
     def _require_alike(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state has rows such as these, as far as its first segments tell."""
+        """Checks the first segments of a state, before the whole memory is allocated."""
         if state["frames"].keys() != self._frames.keys():
             raise CheckpointError(
                 f"The state has frames of {[*state['frames']]}, but the columns have images in "
@@ -296,11 +259,7 @@ class Rows:
 
 
 def _like(like: Arrays, arrays: Arrays) -> Arrays:
-    """Returns arrays that have the names, row shapes and dtypes of others.
-
-    Raises:
-        CheckpointError: if they do not.
-    """
+    """Returns arrays if they have the names, row shapes and dtypes of `like`, or raises."""
     wanted, found = (
         {name: (array.shape[1:], array.dtype) for name, array in each.items()}
         for each in (like, arrays)

@@ -1,4 +1,4 @@
-"""Numbered rows in segments, so that a checkpoint writes those alone that are new."""
+"""Numbered rows in segments, so that a checkpoint writes only new segments."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Numbered: TypeAlias = Sequence[tuple[int, Segment]]
 
 
 class Segments:
-    """The segments of rows that are added at one end and forgotten at the other.
+    """The segments of rows that are added at one end and dropped at the other.
 
-    They are cut at multiples of a number. One that is whole does not change, so it is written once;
-    it is referred to as long as one of its rows is kept.
+    Segments begin at multiples of a number. A complete segment does not change, so it is written
+    once; checkpoints refer to it while one of its rows is kept.
 
     Args:
         rows: of a segment.
@@ -27,15 +27,15 @@ class Segments:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._homes: dict[int, Home] = {}  # of whole segments, by the number of the first row
+        self._homes: dict[int, Home] = {}  # of complete segments, by the number of the first row
 
     def of(self, first: int, stop: int, arrays: Callable[[int, int], Arrays]) -> Numbered:
-        """Returns what holds the rows from `first` to `stop`, with the number each begins with.
+        """Returns the segments with the rows from `first` to `stop`, each with its first number.
 
         Args:
             first: the oldest row.
-            stop: the row behind the newest.
-            arrays: called with a start and a stop; returns these rows, which will not change.
+            stop: the row after the newest.
+            arrays: called with a start and a stop; returns these rows, which must not change.
         """
         oldest = first - first % self._rows
         self._homes = {start: home for start, home in self._homes.items() if start >= oldest}
@@ -52,7 +52,7 @@ class Segments:
         return found
 
     def read(self, stored: Numbered, first: int, stop: int) -> Iterator[tuple[int, Arrays]]:
-        """Yields the rows from `first` to `stop` in pieces, each with the number it begins with.
+        """Yields the rows from `first` to `stop` by segment, each with its first number.
 
         Raises:
             CheckpointError: if they are not these rows, or one is missing or damaged.
@@ -68,7 +68,8 @@ class Segments:
             arrays = segment.arrays()
             if any(np.shape(array)[:1] != (end - start,) for array in arrays.values()):
                 raise CheckpointError(
-                    f"A segment of the rows {start} to {end} does not hold as many. It is damaged."
+                    f"A segment of the rows {start} to {end} has another number of rows. It is "
+                    "damaged."
                 )
             if start % self._rows == 0 and end - start == self._rows:
                 self._homes[start] = segment.home

@@ -1,10 +1,10 @@
-"""A sum tree in NumPy: numbers drawn in proportion to themselves, many in one call.
+"""A sum tree in NumPy: draws leaves in proportion to their values, many in one call.
 
-Schaul et al. 2016 (arXiv:1511.05952, appendix B.2.1). A node has 16 children, and what would be the
-upper levels is one array of at most 4096 nodes, which is summed up and searched as a whole: a
-million leaves are three arrays. Loops run over levels, never over leaves. A node's sum is the
-running sum of its children in float64, computed anew when one of them changes: nothing drifts, and
-the same leaves have the same sums however they came to be.
+Schaul et al. 2016 (arXiv:1511.05952, appendix B.2.1). A node has 16 children. The upper levels are
+replaced by one array of at most 4096 nodes, which is summed and searched as a whole: a million
+leaves are three arrays. Loops run over levels, never over leaves. A node's sum is the running sum
+of its children in float64, recomputed when one of them changes: it does not drift, and equal leaves
+have equal sums, whatever the order of updates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TOP = 4096  # nodes that are searched as a whole
 
 
 class SumTree:
-    """The sum and the least of non-negative numbers, which are its leaves; all are 0 at first.
+    """The sum and the minimum of non-negative numbers, its leaves; all are 0 initially.
 
     Args:
         capacity: the number of leaves, at least 1.
@@ -38,24 +38,23 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all leaves."""
         return float(self._sums[-1].cumsum()[-1])
 
     @property
     def least(self) -> float:
-        """The least leaf that is not 0; infinity if all are."""
+        """The smallest leaf that is not 0; infinity if all are."""
         top = len(self._sums) - 1
         return float(self._least_of(top, np.arange(len(self._sums[top]))).min())
 
     def __getitem__(self, places: np.ndarray | slice) -> np.ndarray:
-        """Returns the leaves at `places`, float64."""
+        """Returns the leaves at the indices `places`, float64."""
         return self._sums[0].reshape(-1)[: self.capacity][places]
 
     def set(self, places: np.ndarray, values: np.ndarray | float) -> None:
-        """Sets leaves; of a place that comes twice, the last value stays.
+        """Sets leaves; for an index that occurs twice, the last value counts.
 
         Args:
-            places: `[B]`, from 0 and below the capacity.
+            places: indices `[B]`, in `[0, capacity)`.
             values: `[B]`, or one for all; finite and not negative.
         """
         self._sums[0].reshape(-1)[places] = values
@@ -73,7 +72,7 @@ class SumTree:
         A leaf that is 0 is never found.
 
         Args:
-            masses: `[B]`, from 0 and below `total`, which must be greater than 0.
+            masses: `[B]`, in `[0, total)`; `total` must be greater than 0.
         """
         top, rows = self._sums[-1].reshape(-1), np.arange(len(masses))
         ends = top.cumsum()
@@ -82,7 +81,7 @@ class SumTree:
         masses = masses - np.where(nodes > 0, ends[nodes - 1], 0.0)
         sums = top[nodes]
         for level in reversed(self._sums[:-1]):
-            masses = np.minimum(masses, np.nextafter(sums, 0.0))  # differences are, too
+            masses = np.minimum(masses, np.nextafter(sums, 0.0))  # differences are rounded
             ends = level.take(nodes, axis=0).cumsum(axis=1)
             child = (ends <= masses[:, None]).argmin(axis=1)  # the first that is not
             masses = masses - np.where(child > 0, ends[rows, child - 1], 0.0)
@@ -91,7 +90,7 @@ class SumTree:
         return nodes
 
     def _least_of(self, level: int, nodes: np.ndarray) -> np.ndarray:
-        """Returns the least leaf that is not 0 below each of some nodes of a level."""
+        """Returns the smallest leaf that is not 0 under each of some nodes of a level."""
         if level:
             return self._least[level - 1].take(nodes, axis=0).min(axis=1)
         leaves = self._sums[0].take(nodes, axis=0)

@@ -1,1 +1,1 @@
-"""Exports in the forms that inference engines read."""
+"""Exports in the layouts of inference engines."""

@@ -1,4 +1,4 @@
-"""KServe: an `InferenceService` on Triton, beside the model repository that it reads."""
+"""KServe: an `InferenceService` on Triton, with the model repository that it reads."""
 
 from __future__ import annotations
 
@@ -17,27 +17,15 @@ REPOSITORY = "models"
 TEMPLATES = Path(__file__).with_name("templates")
 
 _ONE_REPLICA = """\
-    maxReplicas: 1  # it keeps the memory of each sequence, which others would not know
+    maxReplicas: 1  # it stores the recurrent state of each sequence, which replicas cannot share
 """
 
 
 def export_kserve(job: ExportJob) -> ExportResult:
-    """Writes `inference_service.yaml` and `models/<name>`, an entry as `export_triton` writes it.
+    """Writes `inference_service.yaml` and `models/<name>`, an entry written by `export_triton`.
 
-    The name is that of the folder, in letters that Kubernetes takes. `storageUri` is a placeholder:
-    it is to name the place that `models` was copied to.
-
-    Args:
-        job: what is exported, and where to.
-
-    Returns:
-        The version folder and how well it agrees with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; the folder is
-            then as it was.
-        ForkError: if this process was forked after TensorFlow had started.
+    The name is that of the folder, in letters that Kubernetes accepts. `storageUri` is a
+    placeholder for the location to which `models` is copied. Raises as `export_onnx` does.
     """
     target, name = job.target, kubernetes_name(job.target.name)
     with onnx_staging(job) as staging:
@@ -58,12 +46,12 @@ def export_kserve(job: ExportJob) -> ExportResult:
 
 
 def fill_template(file: str, **values: str) -> str:
-    """Returns the text of a file in `templates/` with values in the places of its names."""
+    """Returns the text of a file in `templates/` with its placeholders replaced."""
     return Template((TEMPLATES / file).read_text(encoding="utf-8")).substitute(values)
 
 
 def kubernetes_name(name: str) -> str:
-    """Returns a name as Kubernetes takes it: at most 40 lower-case letters, digits and hyphens.
+    """Returns a valid Kubernetes name: at most 40 lower-case letters, digits and hyphens.
 
     >>> kubernetes_name("CartPole_v1"), kubernetes_name("7"), kubernetes_name("...")
     ('cartpole-v1', 'policy-7', 'policy')

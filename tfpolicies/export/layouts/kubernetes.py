@@ -12,27 +12,16 @@ from tfpolicies.export.verify import ONNX_FILES
 MANIFEST_FILE, IMAGE_FILE = "kubernetes.yaml", "Dockerfile"
 
 _ONE_REPLICA = """\
-  replicas: 1  # it keeps the memory of each sequence, which others would not know
+  replicas: 1  # it stores the recurrent state of each sequence, which replicas cannot share
 """
 
 
 def export_kubernetes(job: ExportJob) -> ExportResult:
-    """Writes `kubernetes.yaml` and a `Dockerfile` beside the ONNX files, verified.
+    """Writes `kubernetes.yaml`, a `Dockerfile` and the ONNX files, verified.
 
     The image runs `tfpolicies serve`. The model's name is that of the folder, in letters that
-    Kubernetes takes. A policy with a memory has one replica; others have an autoscaler.
-
-    Args:
-        job: what is exported, and where to.
-
-    Returns:
-        The folder and how well both graphs agree with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; the folder is
-            then as it was.
-        ForkError: if this process was forked after TensorFlow had started.
+    Kubernetes accepts. A recurrent policy has one replica; others have an autoscaler. Raises as
+    `export_onnx` does.
     """
     target, name = job.target, kubernetes_name(job.target.name)
     files = [*ONNX_FILES.values(), SPEC_FILE]

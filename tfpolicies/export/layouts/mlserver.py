@@ -1,7 +1,7 @@
 """MLServer: the ONNX files of a policy with settings and a runtime that runs them.
 
-MLServer has no runtime for ONNX, so one goes with the model: `policy_runtime.py`, which is
-`mlserver_runtime.py` of this folder. It imports MLServer, NumPy and ONNX Runtime alone.
+MLServer has no runtime for ONNX, so the export contains one: `policy_runtime.py`, which is
+`mlserver_runtime.py` of this folder. It imports only MLServer, NumPy and ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -25,26 +25,15 @@ from tfpolicies.program.program import Program
 
 SETTINGS_FILE, RUNTIME_FILE = "model-settings.json", "policy_runtime.py"
 MAX_BATCH_SIZE, MAX_BATCH_SECONDS = 64, 0.001
-_RUNTIME = Path(__file__).with_name("mlserver_runtime.py")  # copied, not imported: it stands alone
+_RUNTIME = Path(__file__).with_name("mlserver_runtime.py")  # copied, not imported
 
 
 def export_mlserver(job: ExportJob) -> ExportResult:
-    """Writes `model-settings.json` and `policy_runtime.py` beside the ONNX files, verified.
+    """Writes `model-settings.json`, `policy_runtime.py` and the ONNX files, verified.
 
-    The folder's name is that of the model. Requests of a policy without a memory are batched; one
-    with a memory takes sequences, and clients send back the memory that they got.
-
-    Args:
-        job: what is exported, and where to.
-
-    Returns:
-        The folder and how well both graphs agree with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; the folder is
-            then as it was.
-        ForkError: if this process was forked after TensorFlow had started.
+    The folder's name is that of the model. Requests of policies that are not recurrent are batched;
+    a recurrent one takes sequences, and clients send back the recurrent state that they received.
+    Raises as `export_onnx` does.
     """
     settings = json.dumps(_settings(job.program), indent=2) + "\n"
     others = {RUNTIME_FILE: _RUNTIME.read_bytes(), SETTINGS_FILE: settings.encode()}
@@ -54,7 +43,6 @@ def export_mlserver(job: ExportJob) -> ExportResult:
 
 
 def _settings(program: Program) -> dict[str, Any]:
-    """Returns MLServer's `ModelSettings` as JSON."""
     return {
         "implementation": "policy_runtime.PolicyRuntime",
         "platform": "onnx",
@@ -69,6 +57,5 @@ _BATCHING = {"max_batch_size": MAX_BATCH_SIZE, "max_batch_time": MAX_BATCH_SECON
 
 
 def _metadata(port: ServingPort) -> dict[str, Any]:
-    """Returns what the Open Inference Protocol says of a tensor."""
     shape = [*[-1] * port.axes, *port.port.shape]
     return {"name": port.name, "datatype": protocol_datatype(port.port.dtype), "shape": shape}

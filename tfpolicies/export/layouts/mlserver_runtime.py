@@ -1,6 +1,6 @@
-"""Serves an exported policy with MLServer; needs NumPy and ONNX Runtime besides.
+"""Serves an exported policy with MLServer; needs only MLServer, NumPy and ONNX Runtime.
 
-This file lies beside `model.onnx` as `policy_runtime.py`, and `model-settings.json` names it. It
+This file is next to `model.onnx` as `policy_runtime.py`, and `model-settings.json` names it. It
 never imports TensorFlow, Keras or the package that made the export.
 """
 
@@ -17,10 +17,10 @@ from mlserver.types import InferenceRequest, InferenceResponse, RequestInput, Re
 
 
 class PolicyRuntime(MLModel):
-    """Runs `model.onnx` on what requests hold: greedy actions, by the names of the file."""
+    """Runs `model.onnx` on the inputs of requests: greedy actions, by the names in the file."""
 
     async def load(self) -> bool:
-        """Loads the file that `parameters.extra.file` names, which lies beside the settings."""
+        """Loads the file named by `parameters.extra.file`, in the folder of the settings."""
         parameters = self.settings.parameters
         name = Path((parameters.extra or {}).get("file", "model.onnx")).name
         options = onnxruntime.SessionOptions()
@@ -33,7 +33,7 @@ class PolicyRuntime(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Returns the outputs that a request asks for; all of them if it names none.
+        """Returns the requested outputs; all of them if the request names none.
 
         Raises:
             InferenceError: if inputs are missing, unknown, or of another type or shape.
@@ -57,7 +57,9 @@ class PolicyRuntime(MLModel):
             )
         rows = {_rows(tensor) for tensor in given.values()}
         if len(rows) > 1:
-            raise InferenceError(f"All inputs must have as many rows, but they have {rows}.")
+            raise InferenceError(
+                f"All inputs must have the same number of rows, but they have {rows}."
+            )
         return {name: self._array(ports[name], tensor) for name, tensor in given.items()}
 
     def _array(self, port: RequestInput, tensor: RequestInput) -> np.ndarray:
@@ -73,11 +75,11 @@ class PolicyRuntime(MLModel):
         try:
             return np.reshape(NumpyCodec.decode_input(tensor), tensor.shape)
         except (TypeError, ValueError) as error:
-            raise InferenceError(f"The input {port.name!r} is no {told}: {error}.") from error
+            raise InferenceError(f"The input {port.name!r} is not {told}: {error}.") from error
 
 
 def _encoded(name: str, array: np.ndarray) -> ResponseOutput:
-    """Returns an output in its own shape: the codec adds an axis to a row of numbers."""
+    """Returns an output in its original shape: the codec adds an axis to a row of numbers."""
     output = NumpyCodec.encode_output(name, array)
     output.shape = list(array.shape)
     return output

@@ -1,4 +1,4 @@
-"""TensorFlow Serving: a SavedModel's version folder with requests that warm it up."""
+"""TensorFlow Serving: a SavedModel's version folder with warm-up requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfpolicies.program.program import Program
 WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
 BATCH_SIZES = (1, 8, 32, 128)
 
-# The numbers of fields in the messages that TensorFlow Serving publishes.
+# Field numbers in the published messages of TensorFlow Serving.
 _PREDICT_LOG, _REQUEST = 6, 1  # of PredictionLog; of PredictLog
 _MODEL_SPEC, _INPUTS = 1, 2  # of PredictRequest
 _NAME, _SIGNATURE = 1, 3  # of ModelSpec
@@ -27,11 +27,11 @@ _KEY, _VALUE = 1, 2  # of an entry of a map
 
 
 def export_tf_serving(job: ExportJob) -> ExportResult:
-    """Writes a SavedModel with warm-up requests; otherwise as `export_saved_model` does.
+    """Writes a SavedModel with warm-up requests; see `export_saved_model`.
 
-    TensorFlow Serving runs the requests, of a few batch sizes, before it takes others, so that no
-    client waits for what is done lazily. They go through `serving_default` of a model whose name is
-    that of the folder.
+    TensorFlow Serving runs the requests, of a few batch sizes, before it accepts others, so that
+    clients do not wait for lazy initialisation. They call `serving_default` of a model whose name
+    is that of the folder.
     """
     name = job.target.name
 
@@ -48,7 +48,6 @@ def export_tf_serving(job: ExportJob) -> ExportResult:
 
 
 def _batches(program: Program) -> list[dict[str, np.ndarray]]:
-    """Returns inputs of `serving_default` by name, one batch per size."""
     ports, rng, found = program.ports, np.random.default_rng(0), []
     for size in BATCH_SIZES:
         drawn = random_inputs(ports, size, 1, rng)
@@ -64,8 +63,8 @@ def _batches(program: Program) -> list[dict[str, np.ndarray]]:
 def _prediction_log(model: str, inputs: dict[str, np.ndarray]) -> bytes:
     """Returns a serialised `tensorflow.serving.PredictionLog` of one request.
 
-    All of its fields are texts, messages or maps, which are written alike: their number, how many
-    bytes they take, and these. So a few lines do what else would need a package of generated code.
+    All of its fields are texts, messages or maps, which are encoded in the same way: number, length
+    and content. So a few lines replace a package of generated code.
     """
     spec = _field(_NAME, model.encode()) + _field(_SIGNATURE, GREEDY.encode())
     request = _field(_MODEL_SPEC, spec)
@@ -76,7 +75,7 @@ def _prediction_log(model: str, inputs: dict[str, np.ndarray]) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Returns a field of a message of Protocol Buffers that has a length.
+    """Returns a length-delimited field of a Protocol Buffers message.
 
     >>> list(_field(1, b"hi"))
     [10, 2, 104, 105]

@@ -1,8 +1,8 @@
-"""Triton Inference Server: an entry of a model repository, for the backend of ONNX Runtime.
+"""Triton Inference Server: an entry of a model repository, for the ONNX Runtime backend.
 
-A policy without a memory is batched dynamically. One with a memory is served by sequences: Triton
-keeps the memory of each, by the correlation id of its requests, and hands it to the graph, which
-takes one step of each sequence. See `docs/decisions/019`.
+A policy that is not recurrent is batched dynamically. A recurrent one is served by sequences:
+Triton stores the recurrent state of each, by the correlation ID of its requests, and passes it to
+the graph, which runs one step of each sequence. See `docs/decisions/019`.
 """
 
 from __future__ import annotations
@@ -26,32 +26,20 @@ from tfpolicies.state import PolicyState
 
 MODEL_FILE, CONFIG_FILE = "model.onnx", "config.pbtxt"
 MAX_BATCH_SIZE = 256
-MAX_SEQUENCES = 1024  # whose memory is kept at once
+MAX_SEQUENCES = 1024  # whose recurrent states are stored at once
 MAX_IDLE_SECONDS = 600
-_QUEUE_DELAY = 100  # microseconds that a request waits for others
+_QUEUE_DELAY = 100  # microseconds that a request waits for a batch
 START = ServingPort(Port("START", (1,), np.dtype(np.int32)), 1)
-"""The input by which Triton says that a sequence begins, `[B, 1]`: 1 or 0."""
+"""The input for Triton's flag that a sequence begins, `[B, 1]`: 1 or 0."""
 
-FIRST_VERSION = "1"  # others are numbered when they are placed
+FIRST_VERSION = "1"  # later versions are numbered when they are published
 
 
 def export_triton(job: ExportJob) -> ExportResult:
     """Writes `config.pbtxt` and the next version, `<n>/model.onnx`, verified.
 
-    The folder is the entry of one model; the folder above it is the repository, and the folder's
-    name that of the model. `policy_spec.json` lies beside the ONNX file.
-
-    Args:
-        job: what is exported, and where to.
-
-    Returns:
-        The version folder and how well it agrees with the policy.
-
-    Raises:
-        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
-        ExportError: if it cannot be written or does not do what the policy does; the folder is
-            then as it was.
-        ForkError: if this process was forked after TensorFlow had started.
+    The folder is the entry of one model; its parent is the repository, and its name is that of the
+    model. `policy_spec.json` is next to the ONNX file. Raises as `export_onnx` does.
     """
     with onnx_staging(job) as staging:
         parity = write_triton(staging, job)
@@ -63,12 +51,7 @@ def export_triton(job: ExportJob) -> ExportResult:
 
 
 def write_triton(folder: Path, job: ExportJob) -> Parity:
-    """Writes an entry of a repository into a folder, with one version in it, verified.
-
-    Args:
-        folder: where it goes.
-        job: what is exported.
-    """
+    """Writes an entry of a repository into a folder, with one version in it, verified."""
     program = job.program
     serving = Serving(program, job.state, stepwise=True)
     version, memory = folder / FIRST_VERSION, program.ports.states
@@ -88,7 +71,7 @@ def write_triton(folder: Path, job: ExportJob) -> Parity:
 
 
 def place_triton(staging: Path, entry: Path) -> Path:
-    """Moves what `write_triton` wrote to an entry of a repository; returns the version folder."""
+    """Moves the files of `write_triton` to an entry of a repository; returns the version folder."""
     if place_whole(staging, entry):
         return entry / FIRST_VERSION
     with files_placed(staging, entry, [CONFIG_FILE]):
@@ -96,12 +79,12 @@ def place_triton(staging: Path, entry: Path) -> Path:
 
 
 def _kept(port: ServingPort) -> ServingPort:
-    """Returns the memory as the graph behind START sees it."""
+    """Returns the port of a recurrent state in the graph after START was applied."""
     return ServingPort(port.port._replace(name=f"{port.name}_kept"), port.axes)
 
 
 def _beginning_anew(content: bytes, memory: Sequence[Port]) -> bytes:
-    """Returns a graph that takes START and the memory, and has zeros for it where START is 1.
+    """Adds the input START to a graph, which replaces recurrent states by zeros where it is 1.
 
     TensorFlow code for this would be converted to a product with 0, which lets NaN through.
     """
@@ -127,7 +110,7 @@ def _beginning_anew(content: bytes, memory: Sequence[Port]) -> bytes:
 
 
 def _verified(step: Step, program: Program, state: PolicyState) -> Parity:
-    """Compares a graph with its policy; one with a memory must forget it where START is 1."""
+    """Compares a graph to its policy; START must reset the state of a recurrent one."""
     if not program.ports.is_recurrent:
         return verify(by_steps(step, program), program, state, [GREEDY])
 
@@ -141,7 +124,7 @@ def _verified(step: Step, program: Program, state: PolicyState) -> Parity:
 
 
 def _check_start(step: Step, inputs: dict[str, np.ndarray], rows: int) -> None:
-    """Raises an `ExportError` if what is in the memory shows where a sequence begins."""
+    """Raises an `ExportError` if outputs at the start of a sequence depend on the earlier state."""
     ones = {START.name: np.ones((rows, 1), np.int32)}
     fresh, dirty = (
         step({k: np.full_like(x, fill) if k.startswith("state_in_") else x for k, x in given})
@@ -150,14 +133,14 @@ def _check_start(step: Step, inputs: dict[str, np.ndarray], rows: int) -> None:
     )
     for name, array in fresh.items():
         if not np.array_equal(array, dirty[name], equal_nan=array.dtype.kind == "f"):
-            raise ExportError(f"The exported graph does not forget its memory at START: {name}.")
+            raise ExportError(f"The exported graph does not reset its state at START: {name}.")
 
 
 def _config(serving: Serving, memory: Sequence[Port], content: bytes) -> str:
     """Returns the text of `config.pbtxt`, a `ModelConfig` of Triton's published protocol."""
     import onnx
 
-    # A GPU, where there is one, is the faster one for convolutions alone.
+    # A GPU is faster only for convolutions.
     operators = {node.op_type for node in onnx.load_from_string(content).graph.node}
     where = "KIND_AUTO" if "Conv" in operators else "KIND_CPU"
     kept = {port.name for port in memory}
@@ -191,7 +174,7 @@ def _by_sequences(memory: Sequence[Port]) -> list[str]:
 
 
 def _tensor(port: Port) -> str:
-    """Returns an input or output; numbers without an axis of their own are `[1]` to clients."""
+    """Returns an input or output; scalars per row have the shape `[1]` for clients."""
     if port.shape:
         return f'name: "{port.name}" {_form(port)}'
     one = port._replace(shape=(1,))

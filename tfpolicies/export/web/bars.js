@@ -1,4 +1,4 @@
-/** Bars for what the policy makes of an observation. */
+/** Bars for actions and their distributions. */
 
 import { clamp, element, heading, shown } from "./elements.js";
 
@@ -67,7 +67,7 @@ function bitsOf(part) {
   });
 }
 
-/** Returns a row per number, on the range it may have, with the spread of draws if it is known. */
+/** Returns a row per number, within its range, with the spread of draws if it is known. */
 function numbersOf(part, leaf) {
   return part.action.slice(0, MOST_ROWS).map((x, i) => {
     const spread = part.spreads?.[i] ?? [x, x];
@@ -101,7 +101,7 @@ const MEANING = {
   other: "value",
 };
 
-/** Makes the bars of a leaf of the action, given what `decide` and the spec tell of it. */
+/** Creates the bars of a leaf of the action, from its part of `decide` and its record in the spec. */
 export function group(part, leaf) {
   const bars = element("div", "bars", ...ROWS[part.kind](part, leaf));
   const more = part.action.length - MOST_ROWS;

@@ -1,13 +1,13 @@
-/** Spaces in words, and fields for observations. */
+/** Texts for spaces, and fields for observations. */
 
 import { clamp, element, heading } from "./elements.js";
 import { isMask, product, rangesOf } from "./policy.js";
 
-const MOST_FIELDS = 64; // of a leaf; beyond that it is filled, not typed
-const WIDE = 1e4; // bounds further apart are none in practice
-const AROUND = 5; // what a slider covers where a number has no bounds
+const MOST_FIELDS = 64; // of a leaf; larger ones are filled by buttons
+const WIDE = 1e4; // wider bounds are ignored
+const AROUND = 5; // the range of a slider for a number without bounds
 
-/** Returns a space in words, as Gymnasium prints it, but shorter. */
+/** Returns a text for a space, shorter than Gymnasium's. */
 export function named(space) {
   if (space.type === "Dict")
     return `{${space.spaces.map(([key, sub]) => `${key}: ${named(sub)}`).join(", ")}}`;
@@ -31,7 +31,7 @@ function randomNumber(range) {
   return whole ? Math.round(drawn) : Number(drawn.toPrecision(4));
 }
 
-/** One leaf of the observation: its numbers, and what shows them. `read` says what they are now. */
+/** One leaf of the observation: its numbers, and the control that shows them. */
 export class Field {
   constructor(port, space, changed) {
     this.port = port;
@@ -130,7 +130,7 @@ function choice(field, changed) {
   return { element: select, show };
 }
 
-/** Shows a leaf of many numbers: an image as one, the mean of its channels. */
+/** Shows a leaf of many numbers; an image as a picture, the mean of its channels. */
 function picture(field) {
   const [height, width, channels = 1] = field.shape.length > 1 ? field.shape : [1, ...field.shape];
   const canvas = Object.assign(element("canvas", "image"), { width, height });

@@ -1,4 +1,4 @@
-/** The page: fields for an observation, bars for what the policy makes of it. */
+/** The page: fields for an observation, bars for the policy's action and its distribution. */
 
 import { group } from "./bars.js";
 import { element, shown } from "./elements.js";
@@ -7,7 +7,7 @@ import { leafAt, Policy } from "./policy.js";
 
 const byId = (id) => document.getElementById(id);
 
-/** Makes terms and their texts, but for those without one. */
+/** Creates terms with their texts, skipping those without a text. */
 function facts(entries) {
   const known = entries.filter(([, text]) => text !== null);
   return known.map(([name, text]) =>
@@ -15,13 +15,13 @@ function facts(entries) {
   );
 }
 
-/** Shows what went wrong. */
+/** Shows an error. */
 function tell(error) {
   byId("fault").textContent = error.message;
   byId("fault").hidden = false;
 }
 
-/** Writes title and footer. */
+/** Sets title and footer. */
 function describe(policy) {
   const { spec } = policy;
   const spaces = [spec.observation_space, spec.action_space].map(named);
@@ -44,7 +44,7 @@ function describe(policy) {
   byId("about").append(...lines.map((line) => element("p", "", line)));
 }
 
-/** Puts numbers in a line per leaf into the structure of the observation. */
+/** Nests the flat numbers of each leaf as the observation is. */
 function observationOf(fields) {
   if (fields.length === 1 && fields[0].port.path.length === 0) return fields[0].numbers;
   const root = {};
@@ -55,7 +55,7 @@ function observationOf(fields) {
   return root;
 }
 
-/** A field for what the last action earned, which is no part of the observation. */
+/** Creates a field for the reward of the last action, which is not part of the observation. */
 function rewardField() {
   const port = { name: "reward", path: ["reward of the last step"], shape: ["batch"] };
   const space = { type: "Box", dtype: "float32", shape: [], low: -Infinity, high: Infinity };
@@ -67,7 +67,7 @@ class Page {
   #fields;
   #reward;
   #steps = 0; // of the episode
-  #isWaiting = false; // for the frame in which changes are acted on
+  #isWaiting = false; // for the animation frame that handles changes
 
   constructor(policy) {
     this.#policy = policy;
@@ -100,12 +100,12 @@ class Page {
     return document.querySelector("[name=mode]:checked").value === "sample";
   }
 
-  /** Begins an episode; without a memory, that is to act. */
+  /** Begins an episode; a policy that does not remember acts at once. */
   async begin() {
     if (!this.#policy.remembers) return this.changed();
     this.#policy.reset();
     this.#steps = 0;
-    const note = "This policy remembers: it goes on from step to step, until an episode begins.";
+    const note = "This policy remembers earlier steps until a new episode begins.";
     byId("action").replaceChildren(element("p", "note", note));
     byId("facts").replaceChildren();
     byId("memory").textContent = "the episode begins with the next step";
@@ -117,7 +117,7 @@ class Page {
     this.changed();
   }
 
-  /** Opens one column of each choice that has none: then there is an action. */
+  /** Allows one column of each choice that has none, so that there is an action. */
   #openMasks() {
     const masks = this.#fields.filter((field) => field.isMask);
     const cells = masks.flatMap((field) => field.numbers.map((_, i) => [field, i]));
@@ -130,9 +130,9 @@ class Page {
     }
   }
 
-  /** Acts anew where that has no consequences; several changes at once are one. */
+  /** Acts again if that changes no state; several changes at once count as one. */
   async changed() {
-    // A step is worth a button where the next one differs.
+    // A button is useful only if the next step differs.
     byId("steps").hidden = !this.#policy.remembers && !this.#isSampled;
     if (this.#policy.remembers || this.#isWaiting) return;
     this.#isWaiting = true;

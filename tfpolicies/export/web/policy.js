@@ -6,14 +6,14 @@
  *     const policy = await Policy.load("model.onnx");
  *     const action = await policy.act([0.1, 0, -0.02, 0]);
  *
- * An ES module without dependencies: `policy_spec.json` beside the model says what the model takes
- * and gives, and where the runtime lies. All that is loaded is checked against the hashes in it.
+ * An ES module without dependencies. `policy_spec.json` next to the model lists inputs, outputs and
+ * the location of the runtime. All loaded files are checked against the hashes in it.
  */
 
 const GREEDY = "serving_default";
 const SAMPLE = "sample";
 const NORMALIZED = "actions_normalized";
-const FORBIDDEN = -1e38; // what a mask leaves of an action lies below
+const FORBIDDEN = -1e38; // logits of masked actions are smaller
 
 const ARRAYS = {
   bool: Uint8Array,
@@ -31,9 +31,9 @@ const ARRAYS = {
 
 export class Policy {
   /**
-   * Loads a policy, and the runtime unless you bring it.
+   * Loads a policy, and the runtime unless you provide it.
    *
-   * @param {string | URL} url the greedy model; `policy_spec.json` lies beside it
+   * @param {string | URL} url the greedy model; `policy_spec.json` must be in the same folder
    * @param {object} [options]
    * @param {object} [options.ort] your own `onnxruntime-web`, already imported
    * @param {() => number} [options.random] uniform numbers in [0, 1), for sampled actions
@@ -47,16 +47,16 @@ export class Policy {
     return policy;
   }
 
-  #choices = {}; // by input: what each number may be, where that is a choice
+  #choices = {}; // by input of choices: the range of each number
   #folder;
   #ort;
   #random;
   #sessions = {};
   #last = Promise.resolve(); // steps run one after the other, in the order of the calls
-  #memory; // by input: what `state_out_<i>` gave last
-  #past; // by what is looked back on: its last steps, the newest last
+  #memory; // by input: the last value of `state_out_<i>`
+  #past; // by source: its last steps, the newest last
 
-  /** Made by `load`. `spec` is what `policy_spec.json` says. */
+  /** Called by `load`. `spec` is the content of `policy_spec.json`. */
   constructor(spec, folder, ort, random) {
     this.spec = spec;
     this.#folder = folder;
@@ -78,17 +78,17 @@ export class Policy {
     return this.#ort.env.versions?.web ?? this.#ort.env.versions?.common;
   }
 
-  /** Whether what the policy does depends on earlier steps. */
+  /** Whether actions depend on earlier steps. */
   get remembers() {
     return this.memoryInputs.length + this.views.length > 0;
   }
 
-  /** Whether the policy reads what its last action earned. */
+  /** Whether the policy reads the reward of its last action. */
   get readsRewards() {
     return this.views.some((view) => view.source === "rewards");
   }
 
-  /** Begins a new episode: forgets the memory and the earlier steps. */
+  /** Begins a new episode: resets the recurrent state and the earlier steps. */
   reset() {
     this.#memory = Object.fromEntries(this.memoryInputs.map((port) => [port.name, zeros(port)]));
     this.#past = {};
@@ -112,14 +112,14 @@ export class Policy {
   }
 
   /**
-   * Takes one step and tells how it came about.
+   * Takes one step and returns the action with its distribution.
    *
    * @param obs as that of `act`
    * @param {object} [options]
    * @param {boolean} [options.sample] draw from the distribution instead of the most likely action
-   * @param {number} [options.reward] what the last action earned, for policies that read it
+   * @param {number} [options.reward] the reward of the last action, for policies that read it
    * @returns {Promise<{action, parts: object[], logp: number, value: ?number}>} `parts` has for each
-   *   leaf of the action space its `path`, `kind`, `action` (flat) and what its kind knows:
+   *   leaf of the action space its `path`, `kind`, `action` (flat) and, depending on the kind:
    *   `probabilities` or `values` of each cell's choices, null where a mask forbids them; or
    *   `spreads`, the range `[low, high]` of each number that about two of three draws fall into
    */
@@ -141,7 +141,7 @@ export class Policy {
     return this.#told(outputs);
   }
 
-  /** Returns a typed array per observed input. */
+  /** Returns a typed array per observation input. */
   #observed(obs) {
     const found = {};
     for (const port of this.observedInputs) {
@@ -161,7 +161,7 @@ export class Policy {
     return found;
   }
 
-  /** Throws if a choice of the action has nothing that the mask allows. */
+  /** Throws if the mask allows no option of a choice. */
   #checkMask(observed) {
     const masks = this.observedInputs.filter(isMask).flatMap(({ name }) => flat(observed[name]));
     if (!masks.length) return;
@@ -250,7 +250,7 @@ export class Policy {
   }
 }
 
-/** What each kind of noise is, made of uniform numbers: that of choices, of Boxes, of bits. */
+/** Draws each kind of noise from uniform numbers: for choices, Boxes and bits. */
 const NOISE = {
   gumbel: (random) => -Math.log(-Math.log(positive(random))),
   normal: (random) => Math.sqrt(-2 * Math.log(positive(random))) * Math.cos(2 * Math.PI * random()),
@@ -260,7 +260,7 @@ const NOISE = {
   },
 };
 
-/** What can be told of each kind of distribution, from the leaf's record and its inputs. */
+/** Describes each kind of distribution, from the leaf's record and its inputs. */
 const TOLD = {
   choices: (leaf, inputs) => ({ probabilities: cells(inputs, leaf.sizes).map(softmax) }),
   bits: (leaf, inputs) => ({
@@ -291,7 +291,7 @@ function spreads(leaf, inputs, around) {
   });
 }
 
-/** Returns the inputs and outputs of a model by what they are for. */
+/** Returns the inputs and outputs of a model by their purpose. */
 function inputsOf(spec) {
   const { inputs, outputs } = spec.signatures[GREEDY];
   const seen = new Set(spec.views.flatMap((view) => view.inputs));
@@ -324,13 +324,13 @@ export function leafAt(space, path) {
   }, space);
 }
 
-/** Returns one number per element of a bound, which is stored as one if all are the same. */
+/** Returns one number per element of a bound, which is stored as a single number if all are equal. */
 function each(bound, count) {
   const plain = (x) => (typeof x === "object" ? Number(x.$float.replace("inf", "Infinity")) : x);
   return Array.isArray(bound) ? bound.map(plain) : Array(count).fill(plain(bound));
 }
 
-/** Returns what each number of a leaf may be: `low`, `high`, and whether it is whole. */
+/** Returns the range of each number of a leaf: `low`, `high`, and whether it is an integer. */
 export function rangesOf(space, count) {
   const { type } = space;
   if (type === "Discrete")
@@ -345,7 +345,7 @@ export function rangesOf(space, count) {
   return low.map((x, i) => ({ low: x, high: high[i], whole: !space.dtype.startsWith("float") }));
 }
 
-/** Yields for each part of an action how many columns a mask has, and whether one must be open. */
+/** Yields the number of mask columns for each part of an action, and whether one must be allowed. */
 function* cellsOf(space, most) {
   const { type } = space;
   if (type === "Dict") for (const [, part] of space.spaces) yield* cellsOf(part, most);
@@ -360,7 +360,7 @@ function* cellsOf(space, most) {
   }
 }
 
-/** Returns the columns of a mask that belong together, from the first to behind the last. */
+/** Returns the columns of a mask that belong together, as start and end (exclusive). */
 function choicesOf(space, most) {
   let start = 0;
   const found = [];
@@ -371,7 +371,7 @@ function choicesOf(space, most) {
   return found;
 }
 
-const runtimes = new Map(); // by where they were loaded from
+const runtimes = new Map(); // by URL
 
 /** Returns ONNX Runtime's module, loaded once for all policies of a page. */
 function runtime(web, folder) {
@@ -385,7 +385,7 @@ function runtime(web, folder) {
   return runtimes.get(key);
 }
 
-/** Fetches the runtime's two files, checks both, and only then runs them. */
+/** Fetches the runtime's two files, checks both, and then runs them. */
 async function imported(web, folder) {
   const [script, wasm] = await Promise.all([
     fetched(web.script, folder),
@@ -395,7 +395,7 @@ async function imported(web, folder) {
   const ort = await import(url);
   URL.revokeObjectURL(url);
   ort.env.wasm.wasmBinary = wasm;
-  ort.env.wasm.numThreads = 1; // more need a server that isolates the page
+  ort.env.wasm.numThreads = 1; // more threads need cross-origin isolation by the server
   return ort;
 }
 
@@ -423,7 +423,9 @@ function checked(spec) {
   for (const name of files) {
     const isPlain = typeof name === "string" && /^[\w-][\w.-]*$/.test(name);
     if (!isPlain || !/^[0-9a-f]{64}$/.test(spec.sha256[name]))
-      throw new Error(`policy_spec.json names ${JSON.stringify(name)}, which is no file beside it.`);
+      throw new Error(
+        `policy_spec.json names ${JSON.stringify(name)}, which is not a file in its folder.`,
+      );
   }
   for (const { inputs, outputs } of Object.values(spec.signatures))
     for (const port of [...inputs, ...outputs]) checkPort(port);
@@ -433,25 +435,25 @@ function checked(spec) {
 }
 
 const MOST = 1e8; // numbers of one row
-const MOST_NOISE = 1e6; // which are drawn for each step
+const MOST_NOISE = 1e6; // numbers per step
 const isCount = (n) => Number.isInteger(n) && n >= 0;
 
-/** Throws if a page would make an array that no policy has. */
+/** Throws if the spec has an array that is too large, or of an unknown dtype. */
 function checkPort(port) {
   if (!rowShape(port).every(isCount) || !(sizeOf(port) <= MOST))
-    throw new Error(`policy_spec.json names arrays of ${sizeOf(port)} numbers for a row.`);
+    throw new Error(`policy_spec.json has arrays of ${sizeOf(port)} numbers per row.`);
   if (!Object.hasOwn(ARRAYS, port.dtype))
-    throw new Error(`policy_spec.json names arrays of ${JSON.stringify(port.dtype)}.`);
+    throw new Error(`policy_spec.json has arrays of ${JSON.stringify(port.dtype)}.`);
 }
 
-/** Throws if a policy would look back on steps that it cannot. */
+/** Throws if a view has invalid steps. */
 function checkShifts(shifts) {
   const isPast = (n) => Number.isInteger(n) && n <= 0 && n >= -MOST;
   if (!shifts.length || !shifts.every(isPast))
     throw new Error(`policy_spec.json has a view of the steps ${shifts.slice(0, 9)}.`);
 }
 
-/** Throws if the noise is not what the model takes, or more than a policy needs. */
+/** Throws if the noise has another size than the model's input, or is too large. */
 function checkNoise({ noise: { blocks }, signatures }) {
   const sizes = blocks.map(([, size]) => size);
   const total = sizes.reduce((a, b) => a + b, 0);
@@ -468,7 +470,7 @@ function checkNoise({ noise: { blocks }, signatures }) {
     );
 }
 
-/** The messages of ONNX that lead to what is refused, by the number of the field that has them. */
+/** The messages of ONNX that may contain refused fields, by the number of their field. */
 const INSIDE = {
   model: { 7: "graph", 8: "opset" },
   graph: { 1: "node", 5: "tensor", 15: "sparse" },
@@ -480,7 +482,7 @@ const DOMAINS = ["", "ai.onnx", "ai.onnx.ml"];
 const otherDomain = (content) =>
   DOMAINS.includes(text(content)) ? "" : `operators of ${JSON.stringify(text(content))}`;
 
-/** What a model has by which it would do more than compute, by the message and its field. */
+/** Checks of fields that let a model do more than compute numbers, by message and field. */
 const REFUSED = {
   "model 20": () => "a part for training",
   "model 25": () => "functions",
@@ -495,7 +497,7 @@ const REFUSED = {
   "tensor 14": ([value]) => value && "weights in other files",
 };
 
-/** Throws if a file is not a model of ONNX's own operators with its weights in itself. */
+/** Throws unless a file is a model with only ONNX's standard operators and its weights inside. */
 function refuseModel(content, name) {
   if (text(content.subarray(4, 8)) === "ORTM")
     throw new Error(`${name} is in the format of ONNX Runtime, which is refused; export it again.`);
@@ -508,7 +510,7 @@ function refuseModel(content, name) {
   if (problem) throw new Error(`${name} has ${problem}, which is refused; export it again.`);
 }
 
-/** Returns what a message of ONNX's format has that is refused, "" if nothing. */
+/** Returns the first refused feature of a message of ONNX's format, or "". */
 function refusal(kind, message) {
   let at = 0;
   const number = () => {
@@ -548,13 +550,13 @@ const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const allowed = (logit, number) => (logit < FORBIDDEN ? null : number);
 const positive = (random) => Math.max(random(), Number.MIN_VALUE);
 
-/** Returns all numbers of nested or typed arrays in a line. */
+/** Flattens nested or typed arrays. */
 function flat(x) {
   if (ArrayBuffer.isView(x)) return Array.from(x, Number);
   return Array.isArray(x) ? x.flatMap(flat) : [Number(x)];
 }
 
-/** Returns numbers as a typed array, after a look at them if it is said where they are from. */
+/** Returns numbers as a typed array; checks them if `where` names their source. */
 function typed(dtype, numbers, size = numbers.length, where = "") {
   const whole = !dtype.startsWith("float");
   if (numbers.length !== size) {
@@ -576,7 +578,7 @@ function cells(numbers, sizes) {
   return sizes.map((size) => numbers.slice(at, (at += size)));
 }
 
-/** Returns probabilities; where all is forbidden, nothing is preferred. */
+/** Returns probabilities, equal ones if everything is forbidden. */
 function softmax(logits) {
   const largest = Math.max(...logits);
   const weights = logits.map((x) => Math.exp(x - largest));
@@ -584,7 +586,7 @@ function softmax(logits) {
   return weights.map((x, i) => allowed(logits[i] - largest, x / sum));
 }
 
-/** Turns numbers in a line into nested arrays; a number if there is no axis. */
+/** Nests flat numbers as arrays; a single number if there is no axis. */
 function shaped(numbers, shape) {
   if (shape.length === 0) return numbers[0];
   const [first, ...rest] = shape;
@@ -594,7 +596,7 @@ function shaped(numbers, shape) {
   );
 }
 
-/** Puts one value per leaf into the structure of a space. */
+/** Nests one value per leaf as a space is. */
 function nested(space, leaves) {
   if (space.type === "Dict") {
     return Object.fromEntries(space.spaces.map(([key, sub]) => [key, nested(sub, leaves)]));

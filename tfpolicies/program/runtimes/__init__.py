@@ -1,1 +1,1 @@
-"""The ways a Program runs: traced functions and ONNX Runtime."""
+"""The runtimes of a Program: traced functions, graph-mode sessions and ONNX Runtime."""

@@ -28,14 +28,14 @@ from tfpolicies.type_aliases import Structure
 
 
 class Traced:
-    """A function traced on its first call, and called as the graph that it then is.
+    """A function that is traced on its first call, and then called as a graph.
 
-    TensorFlow's own call binds arguments and looks up what is captured, each time anew: as much
-    work as a small model. A graph takes flat tensors, and with one signature there is nothing to
+    TensorFlow's own call binds arguments and looks up captured tensors each time, which takes as
+    long as a small model. A graph takes flat tensors, and with one signature there is nothing to
     look up.
 
     Args:
-        function: takes what `signature` says.
+        function: takes the inputs that `signature` describes.
         signature: nests of `tf.TensorSpec`.
         device: where it is traced and called.
         jit: whether XLA compiles it.
@@ -65,7 +65,6 @@ class Traced:
         self._signature = tf.nest.flatten(signature)
 
     def trace(self) -> None:
-        """Traces the function if it was not traced yet."""
         if self._call is None:
             concrete = self._function.get_concrete_function(self._signature)
             self._captured = concrete.captured_inputs
@@ -73,14 +72,14 @@ class Traced:
             self._call = concrete.inference_fn.call_preflattened
 
     def __call__(self, *inputs: tf.Tensor) -> Any:
-        """Calls it with tensors that are nested, and of the dtypes, as the signature says."""
+        """Calls it with tensors of the nesting and dtypes of the signature."""
         if self._call is None:
             self.trace()
         with contexts()(self._device):
             return self._call([*tf.nest.flatten(inputs), *self._captured])
 
     def rehearse(self, *inputs: tf.Tensor) -> None:
-        """Calls it, traced, on copies of its variables: XLA compiles, and nothing changes."""
+        """Calls it, traced, on copies of its variables: XLA compiles, and no variable changes."""
         with contexts()(self._device):
             copies = {id(x.handle): tf.Variable(x, trainable=False) for x in self._variables}
             captured = [copies[id(x)].handle if id(x) in copies else x for x in self._captured]
@@ -88,7 +87,7 @@ class Traced:
 
 
 def _mapped(place: Callable[[Any], Any], arrays: Structure) -> Any:
-    """Does what `tf.nest.map_structure` does with dicts, lists and tuples, in less time."""
+    """Does the same as `tf.nest.map_structure` with dicts, lists and tuples, in less time."""
     if not isinstance(arrays, dict | list | tuple):
         return place(arrays)
     if not arrays:
@@ -107,9 +106,9 @@ def _eager_on(device: str) -> Iterator[None]:
 
 
 class _Acting(Traced):
-    """A function that acts: it takes one list of tensors, as its graph does, and gives one.
+    """A function that acts: like its graph it takes one list of tensors and returns one.
 
-    The first call, in which XLA may compile, runs in a thread that nobody has to wait for.
+    The first call, in which XLA may compile, runs in a background thread with a time limit.
     """
 
     _has_run = False
@@ -120,7 +119,7 @@ class _Acting(Traced):
         self.trace()
 
         def call() -> Any:
-            with contexts()(self._device):  # which is that of a thread
+            with contexts()(self._device):  # the current device is per thread
                 return self._call([*tensors, *self._captured])
 
         first = BackgroundCall(call)
@@ -131,10 +130,10 @@ class _Acting(Traced):
 
 
 class FunctionRuntime(Runtime):
-    """Runs the functions of one Program, eagerly outside and traced inside.
+    """Runs the functions of one Program: called eagerly, and traced inside.
 
     Each function is traced once: its signature comes from the spaces and columns, with a dynamic
-    batch. With `traced=False` the same Python code runs untraced, for a debugger.
+    batch size. With `traced=False` the same Python code runs untraced, for a debugger.
 
     Args:
         functions: the Program's functions over the resident variables.
@@ -180,7 +179,7 @@ class FunctionRuntime(Runtime):
             return [*map(np.array, function([*known[2], *map(self._lend, arrays)]))]
 
     def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
-        """Returns the weights as tensors: copies of memory; `acting` has copied what was left."""
+        """Returns the weights as tensors: copies, unless `acting` has already copied them."""
         copies = state.left is None or self._acting_device != CPU
         place = tf.constant if copies else self._lend
         segments = state.acting
@@ -210,32 +209,27 @@ class FunctionRuntime(Runtime):
     def inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        """Returns a function for other functions to call; see `Runtime.inner`."""
         on = on_device(function, self.functions.device)
         return concrete(on, signature, for_xla=for_xla) if self.traced else on
 
     def placed(self, arrays: Structure) -> Any:
-        """Returns nested arrays as tensors on the device that learns."""
         with placed(self.functions.device):
             return _mapped(tf.constant, arrays)
 
     def lent(self, arrays: Structure) -> Any:
-        """Returns nested arrays as tensors where learning is; on the CPU they may share memory."""
+        """Returns nested arrays as tensors for learning; on the CPU they may share memory."""
         if self.functions.device != CPU:  # a loop is where what it reads is
             return self.placed(arrays)
         return _mapped(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
-        """Copies a state into the resident variables, unless it is there."""
         forks.require_tensorflow()
         if not self._resident.is_there(state):
             self._load(self.placed(dict(state.segments)))
             self._resident.note(state)
 
     def forget(self) -> None:
-        """Says that the resident variables are about to hold no state."""
         self._resident.forget()
 
     def resident(self, state: PolicyState) -> Resident:
-        """Returns what remembers which state lies in the variables."""
         return self._resident

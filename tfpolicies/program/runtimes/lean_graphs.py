@@ -1,4 +1,4 @@
-"""Graphs that compute the same in less time through ONNX Runtime."""
+"""Rewrites graphs so that ONNX Runtime computes the same in less time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ if TYPE_CHECKING:
 
 
 def with_products(frozen: tf.types.experimental.ConcreteFunction) -> Any:
-    """Returns a graph where convolutions that cover their whole image are matrix products.
+    """Returns a `GraphDef` in which convolutions over their whole image are matrix products.
 
-    TensorFlow runs such a convolution as a product. ONNX Runtime does not: it brings the kernel
-    into a layout of its own, and reads all of it for each image.
-
-    Args:
-        frozen: a `GraphDef`, which is not changed.
-
-    Returns:
-        A `GraphDef` with the same names for the same tensors.
+    TensorFlow runs such a convolution as a product. ONNX Runtime does not: it converts the kernel
+    to its layout, and reads all of it for each image. Names of tensors stay the same.
     """
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(frozen, name="")
@@ -37,7 +31,7 @@ def with_products(frozen: tf.types.experimental.ConcreteFunction) -> Any:
 
 
 def covers_its_image(op: tf.Operation) -> bool:
-    """Whether an operation is a convolution whose kernel is as large as its image."""
+    """Returns whether an operation is a convolution whose kernel is as large as its image."""
     if op.type != "Conv2D" or op.get_attr("data_format") != b"NHWC":
         return False
     image, kernel = (tensor.shape for tensor in op.inputs)
@@ -48,7 +42,7 @@ def covers_its_image(op: tf.Operation) -> bool:
 
 
 def _product(op: tf.Operation) -> Iterator[Any]:
-    """Yields the nodes of a product that gives what a convolution gives, under its name."""
+    """Yields the nodes of a product that replaces a convolution, under its name."""
     image, kernel = op.inputs
     with tf.Graph().as_default() as graph:
         given = [tf.compat.v1.placeholder(x.dtype, x.shape) for x in op.inputs]
@@ -64,12 +58,10 @@ def _product(op: tf.Operation) -> Iterator[Any]:
 
 
 def dequantize_bytes(model: onnx.ModelProto) -> None:
-    """Lets one operation turn an input of bytes to float32 and scale it, in place.
+    """Replaces a cast from bytes to float32 and a scaling by one operation, in place.
 
-    Cast and Mul take twice as long as DequantizeLinear, which gives the same numbers to the bit.
-
-    Args:
-        model: an ONNX model, of opset 10 at least, which is the first that has DequantizeLinear.
+    Cast and Mul take twice as long as DequantizeLinear (opset 10), which gives the same numbers to
+    the bit.
     """
     import onnx
 

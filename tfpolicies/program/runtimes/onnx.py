@@ -1,4 +1,4 @@
-"""Acting through ONNX Runtime: the act function converted once, the weights being inputs."""
+"""Acting by ONNX Runtime: the act function is converted once, with the weights as inputs."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 OPSET = OPSETS[-1]
 _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
-_MAX_BINDINGS = 16  # batch sizes kept bound at once
+_MAX_BINDINGS = 16  # batch sizes per thread
 
 
 @dataclass(eq=False, slots=True)
 class _Binding:
-    """One batch size, bound: ONNX Runtime keeps output buffers, so each size has its own."""
+    """The buffers of one batch size. ONNX Runtime keeps output buffers, so sizes share none."""
 
     io: Any
     inputs: list[np.ndarray]
     noise: np.ndarray
     params: np.ndarray
     outputs: ActOutputs
-    weights: Any = None  # the arrays that are bound: they stay in memory as long as they are
+    weights: Any = None  # the bound arrays; the reference keeps them in memory
 
 
 class _Bindings(threading.local):
-    """The bindings of one thread, by batch size, so that no thread waits for another."""
+    """The buffers of one thread, by batch size, so that threads do not wait for each other."""
 
     def __init__(self) -> None:
         self.by_size: OrderedDict[int, _Binding] = OrderedDict()
@@ -59,10 +59,10 @@ class OnnxActor(Actor):
     """Runs a converted act function on one thread, with inputs and outputs bound to NumPy memory.
 
     Args:
-        model: the serialised ONNX model, as `convert` gives it, with inputs `weights_<i>`,
-            `input_<i>`, `noise` and `params`.
+        model: the serialised ONNX model of `convert`, with inputs `weights_<i>`, `input_<i>`,
+            `noise` and `params`.
         weight_keys: the state's key of each weight input, in order.
-        signature: what it takes besides the weights.
+        signature: its inputs without the weights.
         act: the outputs.
     """
 
@@ -87,13 +87,13 @@ class OnnxActor(Actor):
     ) -> ActOutputs:
         """Acts for one state; see `Actor.run`.
 
-        Returns the output buffers of this batch size: valid until the thread's next call of the
-        same size.
+        Returns the output buffers of this batch size: they are valid until the thread's next call
+        with the same size.
         """
         size = len(inputs[0])
         binding = self._bindings.by_size.get(size)
         if binding is None:
-            if size == 0:  # ONNX Runtime mistakes the shapes of empty results
+            if size == 0:  # ONNX Runtime returns wrong shapes of empty results
                 return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
             binding = self._bind(size)
         arrays = states.acting_arrays
@@ -144,12 +144,12 @@ class OnnxActor(Actor):
 
 
 def fits(runtime: Runtime) -> bool:
-    """Whether ONNX Runtime is the faster one, and code need not run untraced.
+    """Returns whether ONNX Runtime is faster than TensorFlow, and code is traced.
 
-    TensorFlow is the faster one where the network convolves large images, or with large kernels:
-    with weights that are inputs, ONNX Runtime brings the kernels into its own layout in each call
-    (10 ns a number), and it has one thread. Kernels that cover their image stay as they are. It is
-    here for the CPU, and acting for images is on the GPU where learning is.
+    TensorFlow is faster if the network convolves large images, or with large kernels: since weights
+    are inputs, ONNX Runtime converts the kernels to its own layout in each call (10 ns a number),
+    and it has one thread. Kernels that cover their image are not converted. Only the CPU is used
+    here; if learning is on a GPU, acting on images is as well.
     """
     functions = runtime.functions
     kernels = [math.prod(x.shape) for x in functions.layout.acting if len(x.shape) > 3]
@@ -165,18 +165,14 @@ def fits(runtime: Runtime) -> bool:
 
 
 def _covering_kernels(runtime: Runtime) -> int:
-    """Returns how many numbers the kernels have that are as large as their image."""
+    """Returns the number of weights in kernels that are as large as their image."""
     function = act_with_weights(runtime, "onnx")
     operations = function.get_concrete_function(*function.input_signature).graph.get_operations()
     return sum(math.prod(op.inputs[1].shape) for op in operations if covers_its_image(op))
 
 
 def actor(runtime: Runtime) -> OnnxActor:
-    """Returns the converted act function of a Program.
-
-    Raises:
-        Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
-    """
+    """Returns the converted act function of a Program."""
     layout, slots = runtime.act_layout, runtime.functions.layout.acting
     function = act_with_weights(runtime, "onnx")
     model = convert(function, function.input_signature, [port.name for port in layout.ports()])
@@ -184,17 +180,12 @@ def actor(runtime: Runtime) -> OnnxActor:
 
 
 def cpu_session(model: bytes, threads: int = 1) -> Any:
-    """Returns an `onnxruntime.InferenceSession` of a serialised model on the CPU.
-
-    Args:
-        model: the model.
-        threads: that a call uses; 0 for as many as there are processors.
-    """
+    """Returns an `onnxruntime.InferenceSession` on the CPU; 0 threads: one per processor."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 4  # what goes wrong is raised
+    options.log_severity_level = 4  # errors are raised anyway
     options.add_session_config_entry("session.load_model_format", "ONNX")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
@@ -214,8 +205,8 @@ def convert(
         opset: the version of ONNX's operators.
 
     Raises:
-        ConfigError: if the function draws random numbers, or does what ONNX has no operator for.
-        Exception: whatever tf2onnx or TensorFlow raises for what they cannot convert.
+        ConfigError: if the function draws random numbers, or needs an operator that ONNX lacks.
+        Exception: any error of tf2onnx or TensorFlow about unsupported operations.
     """
     concrete = function.get_concrete_function(*signature)
     _require_no_chance(concrete.graph.as_graph_def())
@@ -224,7 +215,7 @@ def convert(
 
         try:
             model = _converted(concrete, signature, opset)
-        except Exception:  # it leaves out what fails of its optimizers, and for that copies graphs
+        except Exception:  # `from_function` skips optimizers that fail, for which it copies graphs
             model, _ = tf2onnx.convert.from_function(
                 function,
                 input_signature=list(signature),
@@ -240,13 +231,13 @@ def convert(
 def _converted(
     concrete: tf.types.experimental.ConcreteFunction, signature: Sequence[Any], opset: int
 ) -> Any:
-    """Converts a traced function as `tf2onnx.convert.from_function` does, in less time.
+    """Converts a traced function like `tf2onnx.convert.from_function`, in less time.
 
     The difference: each of tf2onnx's optimizers works on the graph itself, not on a copy of it.
     """
     from tf2onnx import optimizer, tf_loader, tfonnx
 
-    given = concrete.inputs[: len(signature)]  # what is captured comes behind: constants
+    given = concrete.inputs[: len(signature)]  # captured tensors follow: constants
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (given, concrete.outputs))
     names = dict(zip(inputs, [spec.name for spec in signature], strict=True))
     with tf.device(CPU):
@@ -270,23 +261,22 @@ _CHANCE = re.compile(
     "((Stateless)?Random|Multinomial|(Parameterized|Stateless)?TruncatedNormal|"
     "Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial))"
 )
-"""How the names of operations begin that draw random numbers."""
+"""Matches the names of operations that draw random numbers."""
 
 
 def _require_no_chance(graph: tf.Graph) -> None:
-    """Raises a `ConfigError` if a graph draws random numbers, which differ in ONNX."""
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
     drawing = next((node.op for node in nodes if _CHANCE.match(node.op)), None)
     if drawing is not None:
         raise ConfigError(
-            f"it draws random numbers by itself ({drawing}), where a policy's noise is an input"
+            f"it draws random numbers ({drawing}), although a policy's noise must be an input"
         )
 
 
 def _require_operators(model: onnx.ModelProto, opset: int) -> None:
-    """Raises a `ConfigError` if a model has operators that ONNX has not.
+    """Raises a `ConfigError` if a model has operators that ONNX lacks.
 
-    What tf2onnx does not know stays in the model as it was in TensorFlow.
+    Operators that tf2onnx does not know stay in the model as they were in TensorFlow.
     """
     import onnx
 
@@ -299,16 +289,15 @@ def _require_operators(model: onnx.ModelProto, opset: int) -> None:
     }
     if lacking:
         raise ConfigError(
-            f"the operators of ONNX (opset {opset}) cannot express what it does: "
-            f"{', '.join(lacking.values())}"
+            f"ONNX (opset {opset}) lacks operators for it: {', '.join(lacking.values())}"
         )
 
 
 def rename_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Gives the graph's outputs the given names, in place.
+    """Renames the outputs of a graph, in place.
 
-    What computes an output gets its name, since each Identity node costs a part of a microsecond in
-    each call. Only what is computed by no node, or returned twice, gets one.
+    The node that computes an output gets its name, since each Identity node costs a part of a
+    microsecond in each call. Only outputs that no node computes, or that occur twice, get one.
     """
     import onnx
 

@@ -1,7 +1,7 @@
-"""Operators of TensorFlow that tf2onnx lacks, composed of those of ONNX.
+"""Operators of TensorFlow that tf2onnx lacks, composed of operators of ONNX.
 
-The operators used are in every opset that exports may have. A difference is as exact as a float32
-near 1, as in ONNX's own Elu.
+The operators used are in every supported opset. A difference is as exact as a float32 near 1, as in
+ONNX's own Elu.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ HANDLERS: dict[str, tuple[Any, list[Any]]] = {
     "Erfc": (_convert_erfc, []),
     "Expm1": (_convert_expm1, []),
 }
-"""By operator, what tf2onnx takes as `custom_op_handlers`: each replaces a node of its graph."""
+"""The `custom_op_handlers` of tf2onnx, by operator: each replaces a node of its graph."""
 
 
 def _make_one(context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node) -> str:
-    """Adds the constant 1 to the graph of a node, of its dtype; returns its name."""
+    """Adds the constant 1 to the graph of a node, with its dtype; returns the name."""
     from tf2onnx.utils import make_name, map_onnx_to_numpy_type
 
     one = np.ones((), map_onnx_to_numpy_type(node.output_dtypes[0]))
@@ -50,7 +50,7 @@ def _make_one(context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node) -> str:
 def _make_node(
     context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node, operator: str, inputs: list[str]
 ) -> str:
-    """Adds a node with the shape and dtype of another one's output; returns its output."""
+    """Adds a node with the shape and dtype of another node's output; returns its output."""
     shapes, dtypes = node.output_shapes, node.output_dtypes
     node = context.make_node(operator, inputs, shapes=shapes, dtypes=dtypes)
     return str(node.output[0])
@@ -59,7 +59,7 @@ def _make_node(
 def _replace(
     context: tf2onnx.graph.Graph, node: tf2onnx.graph.Node, operator: str, inputs: list[str]
 ) -> None:
-    """Replaces a node by one that has the same name and output."""
+    """Replaces a node by one with the same name and output."""
     options = {"name": node.name, "outputs": node.output}
     shapes, dtypes = node.output_shapes, node.output_dtypes
     context.remove_node(node.name)

@@ -1,4 +1,4 @@
-"""What every runtime of a Program is asked for, and what they share."""
+"""The interfaces of the runtimes of a Program, and their shared code."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from tfpolicies.type_aliases import Structure
 
 
 class Actor(abc.ABC):
-    """Acts for states of one Program: the act function, made ready for one way of running it.
+    """Acts for states of one Program by one inference backend.
 
-    An actor is made once for a Program, by its line in `ways.py`; what it gives is compared to what
-    TensorFlow does before anybody uses it. It keeps no state: the weights are read from the state
-    in each call, so it must see to it that they are those of the state's present `version`. The
-    lock of the state is held by the caller.
+    It is created once per Program, by its line in `ways.py`, and its outputs are compared to those
+    of TensorFlow before its first use. It has no state: it must use the weights of the state's
+    current `version` in each call. The caller holds the lock of the state.
     """
 
     @abc.abstractmethod
@@ -40,9 +39,10 @@ class Actor(abc.ABC):
         """Acts on N rows.
 
         Args:
-            states: one `PolicyState`. A stacked actor takes a sequence of P of them, whose locks
-                it takes by itself, and the other arguments and all results have P in front. (One
-                state is no stack of one, for an axis more costs what a small model does.)
+            states: one `PolicyState`. A stacked runtime takes a sequence of P states and acquires
+                their locks itself; all other arguments and results then have a leading axis P. (A
+                single state is not treated as a stack of one: the extra axis would cost as much as
+                a small model.)
             inputs: one array `[N, *shape]` per input port of the Program, in the ports' dtypes.
             noise: float32 `[N, noise_size]`; zeros for the greedy actions.
             params: float32 `[num_params]`, of the exploration.
@@ -53,24 +53,24 @@ class Actor(abc.ABC):
 
 
 class Way(NamedTuple):
-    """A runtime that acts, for `ways.py`; its functions take the `Inference` of a Program.
+    """An inference backend, for `ways.py`; its functions take the `Inference` of a Program.
 
-    What is converted takes its functions, their signatures and the outputs of acting from the
-    `eager` runtime of a Program's inference. `build` and `stack` may raise anything for what they
-    cannot do; both are called at most once for a Program.
+    A backend that converts functions gets them, their signatures and the outputs of acting from the
+    `eager` runtime. `build` and `stack` may raise any error about unsupported operations; both are
+    called at most once for a Program.
     """
 
     name: str  # in messages
-    fits: Callable[[Any], bool]  # whether "auto" takes it, if it can be built
+    fits: Callable[[Any], bool]  # whether "auto" uses it, if it can be built
     build: Callable[[Any], Actor]
-    stack: Callable[[Any], Any] = lambda inference: None  # a `StackedActor`, or one by one
+    stack: Callable[[Any], Any] = lambda inference: None  # a `StackedActor`; None: one by one
 
 
 class Runtime(Actor):
-    """Runs all functions of one Program: NumPy arrays go in and come out.
+    """Runs all functions of one Program on NumPy arrays.
 
-    Learning happens in *resident* variables, into which a state is loaded before. What an update
-    leaves of them comes out of it, so that they are never read otherwise.
+    Learning changes *resident* variables, into which a state is loaded before. An update returns
+    their new values, so that they are never read otherwise.
 
     Args:
         functions: the Program's functions over resident variables.
@@ -79,9 +79,9 @@ class Runtime(Actor):
     Attributes:
         functions: the functions that it runs: in graph mode those of the graph.
         act_layout: the outputs of acting.
-        signatures: what the functions take.
+        signatures: the inputs of the functions.
         traced: whether functions are traced, and so may be compiled by XLA.
-        is_kept: whether the Program stays for a while when the last policy of its kind goes.
+        is_kept: whether the Program stays for a while after its last policy is deleted.
     """
 
     traced = True
@@ -95,11 +95,7 @@ class Runtime(Actor):
         self.act_layout = act
 
     def _make_functions(self, weights: Mapping[str, tf.TensorSpec]) -> None:
-        """Makes what acts, and what loads a state.
-
-        Args:
-            weights: the segments that acting is given; none where it reads resident variables.
-        """
+        """Prepares the functions that act, on the segments `weights` or the resident variables."""
         signatures, flat = self.signatures, FlatActing(self.functions, self.act_layout, weights)
 
         def acting(function: Callable[..., Any], *given: object, jit: bool = False) -> Any:
@@ -109,7 +105,7 @@ class Runtime(Actor):
         self._act = acting(flat.many, signatures.act)  # any number of rows
         on_cpu = self.functions.acting_device == CPU
         if self.traced and on_cpu and self.functions.spec.static["jit_compile"] is not False:
-            # One row: XLA runs its few dozen operations as one.
+            # For one row: XLA fuses its few dozen operations.
             self._act_one = acting(flat.one, signatures.one_row, jit=True)
         inputs, actions = signatures.act.inputs, signatures.actions
         self._log_likelihoods = acting(flat.log_likelihoods, inputs, actions)
@@ -124,14 +120,7 @@ class Runtime(Actor):
         acts: bool = False,
         jit: bool = False,
     ) -> Any:
-        """Returns a function as this runtime runs it.
-
-        Args:
-            function: takes what `signature` says; if it acts, one list of tensors, and gives one.
-            signature: nests of `tf.TensorSpec`.
-            acts: whether it acts.
-            jit: whether XLA compiles it.
-        """
+        """Prepares a function for this runtime; acting ones take and return a list of tensors."""
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -148,7 +137,7 @@ class Runtime(Actor):
         if len(noise) == 1 and self._act_one is not None:
             try:
                 return self.act_layout.unpack(self._called(self._act_one, states, given))
-            except (tf.errors.OpError, TimeoutError):  # XLA does not know one of the operations
+            except (tf.errors.OpError, TimeoutError):  # XLA does not support an operation
                 self._act_one = None
         return self.act_layout.unpack(self._called(self._act, states, given))
 
@@ -156,13 +145,7 @@ class Runtime(Actor):
     def _called(
         self, function: Callable[..., Any], state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """Returns what a function that acts gives for one state.
-
-        Args:
-            function: what `_made` gave.
-            state: whose weights it takes.
-            arrays: what else.
-        """
+        """Calls a function from `_made` that acts, with the weights of a state."""
 
     @final
     def log_likelihoods(
@@ -179,39 +162,39 @@ class Runtime(Actor):
 
     @abc.abstractmethod
     def resident(self, state: PolicyState) -> Resident:
-        """Returns what remembers which state lies in the variables that serve this one."""
+        """Returns the record of which state the variables hold that this state uses."""
 
     @abc.abstractmethod
     def load(self, state: PolicyState) -> None:
-        """Copies a state into the resident variables, unless it is there."""
+        """Copies a state into the resident variables, unless they hold it already."""
 
     def begin_update(self, state: PolicyState) -> None:
-        """Has a state in the resident variables, and forgets it: they are about to change."""
+        """Loads a state into the resident variables and marks them as modified."""
         self.load(state)
         self.resident(state).forget()
 
     def session(self, state: PolicyState) -> Any:
-        """Returns the `tf.compat.v1.Session` of a state; None where there are no sessions."""
+        """Returns the `tf.compat.v1.Session` of a state; None unless in graph mode."""
         del state
 
     def open_sessions_with(self, state: PolicyState, create: Callable[[], Any]) -> None:
-        """Says what makes the session of a state, where there are sessions."""
+        """Sets the function that creates the session of a state, in graph mode."""
         del state, create
 
     def open(self, state: PolicyState) -> None:
-        """Opens the session of a state by its creator, where there are sessions."""
+        """Opens the session of a state by its creator, in graph mode."""
         del state
 
     def release(self, state: PolicyState) -> None:
-        """Leaves what is held for one state to others of the Program; a later use takes it anew."""
+        """Releases the session of a state for use by others. It is acquired again on demand."""
         del state
 
     def drop_idle(self, create: Callable[[], Any]) -> None:
-        """Gives back what nobody took of what was left to others, of one session creator."""
+        """Closes idle sessions of one session creator."""
         del create
 
     def close(self, state: PolicyState) -> None:
-        """Gives back what is held for one state; a later use takes it anew."""
+        """Closes the session of a state. A later use opens a new one."""
         del state
 
     # -- learning -----------------------------------------------------------------------------
@@ -223,15 +206,18 @@ class Runtime(Actor):
         """Returns an update function that works on the resident variables.
 
         Args:
-            function: takes the hyper-parameters `[H]` and then what `signature` says.
+            function: takes the hyper-parameters `[H]` and then the inputs of `signature`.
             signature: nests of `tf.TensorSpec`.
-            form: `LOOP` has XLA compile it; `STEP` says that it compiles what it calls.
+            form: `LOOP`: XLA compiles it; `STEP`: it calls a function that XLA compiles.
 
         Returns:
-            A function `f(state, *given, shapes=None, meanwhile=None)` that takes what `placed` gave
-            and gives arrays or tensors. Before the first call with other `shapes`, where anything
-            is compiled, a rehearsal runs in another thread, so that its caller can be interrupted,
-            and `meanwhile()` in this one. It raises a `NotCompiledError` if that fails.
+            A function `f(state, *given, shapes=None, meanwhile=None)` that takes results of
+                `placed` and
+            returns arrays or tensors. If it is compiled, the first call with other `shapes` is
+                preceded by
+            a warm-up call in another thread, so that the caller can be interrupted, with
+                `meanwhile()` in
+            this thread. It raises a `NotCompiledError` if the warm-up fails.
         """
         takes = [self.signatures.hyper, *signature]
         made = self._made(function, takes, jit=form is Form.LOOP)
@@ -259,17 +245,11 @@ class Runtime(Actor):
         given: Sequence[Any],
         meanwhile: Callable[[], None] | None,
     ) -> None:
-        """Has XLA compile an update function; changes no variable that the state is read from.
+        """Compiles an update function by XLA; changes no variable from which the state is read.
 
-        Args:
-            key: of what is compiled; None if nothing is.
-            function: what `_made` gave, traced.
-            state: in the resident variables.
-            given: what the function is called with.
-            meanwhile: called in this thread in any case.
-
-        Raises:
-            NotCompiledError: if XLA cannot compile it, or takes longer than `COMPILE_SECONDS`.
+        `key` identifies function and shapes; it is None if nothing is compiled. `meanwhile` is
+        called in this thread in any case. Raises a `NotCompiledError` if XLA cannot compile it in
+        `COMPILE_SECONDS`.
         """
 
     @abc.abstractmethod
@@ -282,31 +262,27 @@ class Runtime(Actor):
     def inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        """Returns a function for other functions to call; see `concrete`. Untraced if none is."""
+        """Returns a function for other functions to call; see `concrete`. It may be untraced."""
 
     def placed(self, arrays: Structure) -> Any:
-        """Returns nested arrays where update functions take them from, as copies if those last."""
+        """Returns nested arrays as inputs of update functions; they may be kept."""
         return arrays
 
     def lent(self, arrays: Structure) -> Any:
-        """Returns arrays in dicts and tuples that nobody changes while one update runs, for it."""
+        """Returns nested arrays as inputs of one update; they may share memory until it ends."""
         return arrays
 
 
 def concrete(function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool) -> Any:
-    """Traces a function that other functions call, in the present graph.
+    """Traces a function that other functions call, in the current graph.
 
-    Args:
-        function: what is traced.
-        signature: nests of `tf.TensorSpec`.
-        for_xla: trace loops and branches as XLA needs them. They run slower then without XLA, and
-            with XLA not at all otherwise.
+    XLA needs loops and branches traced differently (`for_xla`); they then run slower without XLA.
     """
     if not for_xla:
         return tf.function(function, autograph=False).get_concrete_function(*signature)
     found = []
 
-    def around() -> None:  # what is traced while XLA's function is being traced is for XLA, too
+    def around() -> None:  # functions that are traced within one for XLA are traced for XLA
         found.append(concrete(function, signature, for_xla=False))
 
     tf.function(around, jit_compile=True, autograph=False).get_concrete_function()
@@ -314,18 +290,18 @@ def concrete(function: Callable[..., Any], signature: Sequence[Any], *, for_xla:
 
 
 COMPILE_SECONDS = 60.0
-"""How long XLA may compile one shape of a function before another form takes its place."""
+"""The time limit for XLA to compile one shape of a function, after which a fallback is used."""
 
 
 class NotCompiledError(Exception):
-    """XLA could not compile a function, or took too long; its callers run another form of it."""
+    """XLA could not compile a function, or took too long; callers use a fallback."""
 
 
 class Rehearsals:
-    """Makes a first call of each compiled shape where its caller can be interrupted.
+    """Runs the first call of each compiled shape in a thread, so that callers can be interrupted.
 
-    Such a call takes seconds, most of them XLA's. It works on variables that nothing else reads,
-    so a caller who is interrupted, or waits no longer, need not care when it ends.
+    Such a call takes seconds, mostly for XLA. It works on variables that nothing else reads, so
+    callers that are interrupted or time out can leave it running.
     """
 
     def __init__(self) -> None:
@@ -335,20 +311,13 @@ class Rehearsals:
     def run(
         self, key: Hashable, call: Callable[[], Any], meanwhile: Callable[[], None] | None
     ) -> bool:
-        """Makes a call in another thread, if none with this key has ended well before.
+        """Runs a call in another thread, unless one with this key has succeeded; returns whether.
 
-        Returns False if one has.
-
-        Args:
-            key: of what is compiled; None if nothing is.
-            call: the call; it takes no lock.
-            meanwhile: called in this thread in any case.
-
-        Raises:
-            NotCompiledError: if the call fails, or takes longer than `COMPILE_SECONDS`.
+        `meanwhile` is called in this thread in any case. The call must acquire no lock. Raises a
+        `NotCompiledError` if it fails, or takes longer than `COMPILE_SECONDS`.
         """
         is_new = key not in self._compiled
-        if is_new and key not in self._running:  # it runs if a caller was interrupted
+        if is_new and key not in self._running:  # it may run on after a caller was interrupted
             self._running[key] = BackgroundCall(call)
             self._running[key].start()
         if meanwhile is not None:
@@ -371,27 +340,24 @@ class Rehearsals:
 
 
 class Resident:
-    """Remembers which version of which state lies in a set of variables."""
+    """Records which version of which state a set of variables holds."""
 
     def __init__(self) -> None:
         self._known: tuple[weakref.ref[PolicyState], int] | None = None
 
     def is_there(self, state: PolicyState) -> bool:
-        """Whether the variables hold a state as it is now."""
         known = self._known
         return known is not None and known[0]() is state and known[1] == state.version
 
     def note(self, state: PolicyState) -> None:
-        """Says that the variables hold a state as it is now."""
         self._known = (weakref.ref(state), state.version)
 
     def forget(self) -> None:
-        """Says that the variables hold no known state."""
         self._known = None
 
 
 class Signatures:
-    """What the functions of a Program take, as `tf.TensorSpec`s; the same for every runtime."""
+    """The inputs of the functions of a Program, as `tf.TensorSpec`s; the same for every runtime."""
 
     def __init__(self, functions: ProgramFunctions) -> None:
         spec, ports, layout = functions.spec, functions.network.ports, functions.layout
@@ -419,21 +385,20 @@ class Signatures:
 
     @property
     def one_row(self) -> ActInputs:
-        """What acting on one row takes."""
         rows: ActInputs = tf.nest.map_structure(_one_row, self.act._replace(params=[]))
         return rows._replace(params=self.act.params)
 
 
 class FlatActing:
-    """Acting from one list of tensors to another, as runtimes want it.
+    """The functions that act, from one list of tensors to another, for runtimes.
 
     Weights come first, as flat segments. Each output of a traced function costs microseconds, so
-    floats travel as one `[N, k]`.
+    all floats are one tensor `[N, k]`.
 
     Args:
         functions: the Program's functions.
         act: the outputs of acting.
-        segments: the names of the segments; without any, weights are the resident variables.
+        segments: the names of the segments; if empty, weights are the resident variables.
     """
 
     def __init__(
@@ -445,7 +410,7 @@ class FlatActing:
         self._slots = functions.layout.acting
 
     def _split(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the variables of the network, in the layout's order, and what else is given."""
+        """Returns the variables of the network, in the layout's order, and the other inputs."""
         count = len(self._segments)
         if not count:
             return [tf.convert_to_tensor(v) for v in self._functions.network.variables], [*tensors]
@@ -453,11 +418,9 @@ class FlatActing:
         return unpack(segments, self._slots), [*tensors[count:]]
 
     def many(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Acts on any number of rows."""
         return self._acted("act", tensors)
 
     def one(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Acts on one row, for XLA."""
         return self._acted("act (one row)", tensors)
 
     def _acted(self, name: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -467,14 +430,13 @@ class FlatActing:
         return self._act.pack(self._functions.act(weights, ActInputs(inputs, noise, params)))
 
     def log_likelihoods(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the log-probability of normalised actions, `[N]`, alone in a list."""
+        """Returns a list with the log-probability of normalised actions, `[N]`."""
         weights, given = self._split(tensors)
         count = len(self._functions.network.ports.all)
         return [self._functions.log_likelihoods(weights, given[:count], given[count:])]
 
 
 def _step_inputs(functions: ProgramFunctions) -> StepInputs:
-    """Returns the specs of what comes with minibatches."""
     spec, inputs = functions.spec, StepInputs()
     if functions.layout.followers and "tau" in spec.hyperparameters:
         inputs = inputs._replace(update_targets=tf.TensorSpec([None], tf.float32))
@@ -496,10 +458,10 @@ def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def signature_with_weights(runtime: Runtime, lead: Sequence[None] = ()) -> list[tf.TensorSpec]:
-    """Returns what acting takes where the weights are inputs, each with a name.
+    """Returns the named inputs of an act function that takes the weights as inputs.
 
     These are `weights_<i>`, one per slot of the acting part, `input_<i>`, one per port, `noise` and
-    `params`; with the axes `lead` in front.
+    `params`; with the leading axes `lead`.
     """
     given, slots = runtime.signatures.act, runtime.functions.layout.acting
     found = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
@@ -513,7 +475,7 @@ def acted(
     tensors: Sequence[tf.Tensor],
     flatten: Callable[[ActOutputs], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Acts on what `signature_with_weights` says; `flatten` makes a list of the outputs."""
+    """Acts on the inputs of `signature_with_weights`; `flatten` makes a list of the outputs."""
     count = len(runtime.functions.layout.acting)
     *inputs, noise, params = tensors[count:]
     outputs = runtime.functions.act(tensors[:count], ActInputs(inputs, noise, params))
@@ -521,14 +483,10 @@ def acted(
 
 
 def act_with_weights(runtime: Runtime, where: str) -> Any:
-    """Returns the act function of a Program as a traced one for converters: the weights are inputs.
+    """Returns the act function of a Program for converters: a traced one, with weights as inputs.
 
-    It takes what `signature_with_weights` says, and gives a list of outputs, as
-    `runtime.act_layout` has them.
-
-    Args:
-        runtime: of the Program.
-        where: the runtime that is to act, for the count of traces.
+    It takes the inputs of `signature_with_weights`, and returns the outputs of
+    `runtime.act_layout`. `where` is the name of the runtime that will act, for the count of traces.
     """
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:

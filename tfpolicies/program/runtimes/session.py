@@ -1,9 +1,9 @@
 """The session runtime, graph mode: one `tf.Graph` per Program, a `tf.compat.v1.Session` per policy.
 
-The graph holds a network and an optimizer of its own, made by the same code as the eager ones, and
-the Program's functions on v1 placeholders. Each session has its own values of the variables, so a
-state is loaded only when it changed elsewhere. Nothing here touches eager mode or the default graph
-of the caller.
+The graph has its own network and optimizer, made by the same code as the eager ones, and the
+Program's functions on v1 placeholders. Each session has its own values of the variables, so a
+state is loaded only after it changed elsewhere. This module changes neither eager mode nor the
+caller's default graph.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ from tfpolicies.system import forks
 
 
 def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
-    """Returns what makes a session on the default graph, the same for equal arguments.
+    """Returns a function that creates a session on the default graph, the same for equal arguments.
 
-    Policies whose sessions one creator makes may take over each other's.
+    Policies with the same creator may reuse each other's sessions. These sessions share a separate
+    thread pool: TensorFlow's global one would keep, for the whole process, the size that its first
+    session requested.
 
     Args:
         session_args: fields of its `tf.compat.v1.ConfigProto`.
 
-    Sessions share a pool of threads of their own: TensorFlow's global one would keep, for the whole
-    process, the size that its first session asked for.
-
     Raises:
-        ConfigError: if TensorFlow knows no such field, or it cannot have the value.
+        ConfigError: if TensorFlow has no such field, or does not accept the value.
     """
     name = repr(sorted(session_args.items()))
     if name in _creators:
@@ -53,7 +52,7 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
             f"{error}"
         ) from error
     physical, logical = tf.config.list_physical_devices, tf.config.list_logical_devices
-    if physical("GPU") and not logical("GPU"):  # those that are hidden are hidden from sessions
+    if physical("GPU") and not logical("GPU"):  # hidden GPUs are also hidden from sessions
         config.device_count["GPU"] = 0
     threads = config.inter_op_parallelism_threads
     if threads > 0 and not (config.use_per_session_threads or config.session_inter_op_thread_pool):
@@ -78,7 +77,6 @@ class _GraphFunction:
     _structure: Any = None
 
     def trace(self) -> None:
-        """Puts the function into the graph if it is not there yet."""
         if self.options is not None:
             return
         forks.require_tensorflow()
@@ -86,12 +84,12 @@ class _GraphFunction:
             given = tf.nest.map_structure(
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self.signature
             )
-            # A function orders its assignments by itself, which a plain v1 graph does not.
-            # XLA places nothing, and takes no code that was optimised for a device.
+            # A function orders its assignments, which a plain v1 graph does not.
+            # XLA ignores devices, and refuses code that was optimised for one.
             run = self._run if self.jit else on_device(self._run, self.device)
             function = tf.function(run, jit_compile=self.jit or None, autograph=False)
             with placed(self.device):
-                # Called as it is, it would run as plain operations after
+                # Calling `function` itself would add plain operations after
                 # `run_functions_eagerly(True)`.
                 self._structure = function.get_concrete_function(*self.signature)(*given)
             self.options = _callable_options(
@@ -103,56 +101,55 @@ class _GraphFunction:
         return tf.zeros([]) if found is None else found
 
     def nested(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Returns flat results in the structure that the function gives."""
+        """Returns flat results in the structure that the function returns."""
         return tf.nest.pack_sequence_as(self._structure, arrays)
 
 
-_MAX_IDLE = 2  # sessions of one Program and creator that wait for a policy
+_MAX_IDLE = 2  # sessions per Program and creator
 
 
 def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
     options = config_pb2.CallableOptions()
     options.feed.extend(tensor.name for tensor in feeds)
     options.fetch.extend(tensor.name for tensor in fetches)
-    options.run_options.inter_op_thread_pool = -1  # in the caller's thread: nothing to wake up
+    options.run_options.inter_op_thread_pool = -1  # the caller's thread, without a thread switch
     return options
 
 
 class _Callables(dict[_GraphFunction, Any]):
-    """Functions that were traced as one session runs them, from flat arrays to flat arrays."""
+    """Callables of traced functions in one session, from flat arrays to flat arrays."""
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self._session = session
 
     def __missing__(self, function: _GraphFunction) -> Any:
-        # `make_callable` takes ten times as long per call as this, which is under it.
+        # `make_callable`, which calls this, takes ten times as long per call.
         call = self[function] = self._session._make_callable_from_options(function.options)
         return call
 
 
 class _OpenSession:
-    """A session with what was prepared in it and what lies in its variables."""
+    """A session with its callables and the record of the state in its variables."""
 
     def __init__(self, session: tf.compat.v1.Session) -> None:
         self.session = session
         self.resident = Resident()
         self.rehearsals = Rehearsals()
         self.callables = _Callables(session)
-        # At the end of the process they must go before TensorFlow's modules do.
+        # At the end of the process they must be deleted before TensorFlow's modules.
         weakref.finalize(self, self.callables.clear)
 
     def close(self) -> None:
-        """Closes the session, and gives its memory back."""
         self.callables.clear()
         self.resident.forget()
         self.session.close()
 
 
 class _IdleSessions:
-    """Open sessions that nobody uses, at most a few of each creator.
+    """A pool of open sessions that are not in use, at most a few of each creator.
 
     Opening a session takes as long as a hundred actions, so the session of a policy that was paged
-    out serves the next one that is made or brought back.
+    out is reused by the next policy that is created or loaded.
     """
 
     def __init__(self) -> None:
@@ -160,7 +157,6 @@ class _IdleSessions:
         self._idle: dict[Callable[[], Any], list[_OpenSession]] = {}
 
     def take(self, create: Callable[[], Any]) -> _OpenSession | None:
-        """Returns one that `create` made, if there is one."""
         with self._lock:
             found = self._idle.get(create)
             taken = found.pop() if found else None
@@ -169,7 +165,6 @@ class _IdleSessions:
             return taken
 
     def put(self, create: Callable[[], Any], opened: _OpenSession) -> None:
-        """Keeps one, or closes it if there are enough."""
         with self._lock:
             found = self._idle.setdefault(create, [])
             if len(found) < _MAX_IDLE:
@@ -178,7 +173,6 @@ class _IdleSessions:
         opened.close()
 
     def drop(self, create: Callable[[], Any]) -> None:
-        """Closes those that `create` made."""
         with self._lock:
             found = self._idle.pop(create, [])
         for opened in found:
@@ -187,16 +181,7 @@ class _IdleSessions:
 
 @dataclasses.dataclass(eq=False)
 class _PolicySession:
-    """The session of one policy, opened when it is first used.
-
-    Args:
-        graph: of the Program.
-        create: makes a session on the default graph.
-        idle: where to look first.
-
-    Attributes:
-        open: the session; None while it is not open.
-    """
+    """The session of one policy, opened on first use; `open` is None while it is not open."""
 
     graph: tf.Graph
     create: Callable[[], Any]
@@ -204,36 +189,29 @@ class _PolicySession:
     open: _OpenSession | None = None
 
     def opened(self) -> _OpenSession:
-        """Returns the session, opening it if it is not open.
-
-        Raises:
-            ConfigError: if the creator gives no session on the default graph.
-        """
         if self.open is None:
             self.open = self.idle.take(self.create) or self.create_one()
         return self.open
 
     def create_one(self) -> _OpenSession:
-        """Opens the session by the creator, not one that is idle."""
+        """Opens a new session by the creator, without reusing an idle one."""
         forks.require_tensorflow()
         with self.graph.as_default():
             made = self.create()
         if getattr(made, "graph", None) is not self.graph:
             raise ConfigError(
-                "the session_creator must return a tf.compat.v1.Session on the default graph, "
+                "session_creator must return a tf.compat.v1.Session on the default graph, "
                 f"got {made!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
             )
         self.open = _OpenSession(made)
         return self.open
 
     def give_up(self) -> None:
-        """Leaves the session to whoever needs one next."""
         opened, self.open = self.open, None
         if opened is not None:
             self.idle.put(self.create, opened)
 
     def close(self) -> None:
-        """Closes the session if it is open."""
         opened, self.open = self.open, None
         if opened is not None:
             opened.close()
@@ -242,8 +220,8 @@ class _PolicySession:
 class SessionRuntime(Runtime):
     """Runs the functions of one Program in its graph, in one session per state.
 
-    Making a graph takes long and leaves two megabytes behind, so it stays for a while when the
-    Program's last policy goes, and the next policy of the kind takes it again.
+    Building a graph takes long and leaks two megabytes, so it is kept for a while after the
+    Program's last policy is deleted, and the next policy with the same spec reuses it.
 
     Args:
         functions: the Program's functions over eager variables; the graph's are made like them.
@@ -287,33 +265,29 @@ class SessionRuntime(Runtime):
     # -- sessions -----------------------------------------------------------------------------
 
     def session(self, state: PolicyState) -> Any:
-        """Returns the session of a state, with the state in it."""
+        """Returns the session of a state, with the state loaded."""
         with state.lock:
             self.load(state)
             return self._held(state).opened().session
 
     def open_sessions_with(self, state: PolicyState, create: Callable[[], Any]) -> None:
-        """Says what makes the session of a state; called with the graph as default."""
         held = _PolicySession(self._graph, create, self._idle)
         self._sessions[state] = held
         weakref.finalize(state, held.close).atexit = False
 
     def open(self, state: PolicyState) -> None:
-        """Has the creator make the session of a state now."""
         self._held(state).create_one()
 
     def release(self, state: PolicyState) -> None:
-        """Leaves the session of a state to others; the state has what its updates left."""
+        """Returns the session of a state to the pool; results of updates stay in the state."""
         held = self._sessions.get(state)
         if held is not None:
             held.give_up()
 
     def drop_idle(self, create: Callable[[], Any]) -> None:
-        """Closes the sessions of one creator that nobody uses."""
         self._idle.drop(create)
 
     def close(self, state: PolicyState) -> None:
-        """Closes the session of a state; a later use opens a new one."""
         with state.lock:
             self._held(state).close()
 
@@ -343,7 +317,6 @@ class SessionRuntime(Runtime):
     def inner(
         self, function: Callable[..., Any], signature: Sequence[Any], *, for_xla: bool
     ) -> Any:
-        """Returns a function for other functions to call; see `Runtime.inner`."""
         forks.require_tensorflow()
         on = function if for_xla else on_device(function, self.functions.device)
         with self._graph.as_default():
@@ -364,7 +337,7 @@ class SessionRuntime(Runtime):
                 key, lambda: opened.callables[function](*arrays), meanwhile
             )
         except BaseException:
-            held.open = None  # the call may still change its variables
+            held.open = None  # since the call may still change its variables
             raise
         if is_new:
             opened.resident.forget()
@@ -376,7 +349,6 @@ class SessionRuntime(Runtime):
         return function.nested(self._held(state).opened().callables[function](*arrays))
 
     def load(self, state: PolicyState) -> None:
-        """Copies a state into its session, unless it is there."""
         forks.require_tensorflow()
         with self._lock:
             opened = self._held(state).opened()
@@ -386,5 +358,4 @@ class SessionRuntime(Runtime):
                 opened.resident.note(state)
 
     def resident(self, state: PolicyState) -> Resident:
-        """Returns what remembers which state lies in the variables of a state's session."""
         return self._held(state).opened().resident

@@ -2,8 +2,8 @@
 
 The weights of P states are stacked on a leading axis, and so are observations `[P, N, ...]`, noise
 `[P, N, k]` and the exploration's parameters `[P, p]`. `tf.vectorized_map` turns the act function
-into one over such stacks; where it cannot (convolutions with a kernel per policy), a loop inside
-the call takes one state after the other.
+into one over such stacks. Where it cannot (convolutions with a kernel per policy), a loop inside
+the call runs one state after the other.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 from tfpolicies.system.quiet import quiet_conversion
 
 MAX_BYTES = 256 * 2**20
-"""What the stacks of one Program and runtime may take together; tensors take as much again."""
+"""Memory limit for the stacks of one Program and runtime; their tensors need the same again."""
 
 _MAX_STACKS = 4
 
 
 class Stack:
-    """The acting weights of some states, copied anew where a state has changed since.
+    """The acting weights of some states; those of a state are copied again after it has changed.
 
     Args:
         slots: the weights.
@@ -50,8 +50,8 @@ class Stack:
     Attributes:
         arrays: `[P, *shape]` each.
         lock: held from `refresh` until the arrays are no longer read.
-        copies: grows with every row that is copied.
-        held: what a runtime keeps with the arrays.
+        copies: the number of rows that were copied so far.
+        held: data that a runtime stores with the arrays.
     """
 
     def __init__(self, slots: Sequence[Slot], rows: int) -> None:
@@ -64,11 +64,10 @@ class Stack:
 
     @property
     def rows(self) -> int:
-        """P."""
         return len(self._there)
 
     def refresh(self, states: Sequence[PolicyState]) -> None:
-        """Makes row i have the weights of `states[i]`; the lock of one state at a time is held."""
+        """Copies the weights of `states[i]` to row i; holds the lock of one state at a time."""
         for i, (state, (known, version)) in enumerate(zip(states, self._there, strict=True)):
             if known() is not state or version != state.version:
                 with state.lock:
@@ -79,7 +78,6 @@ class Stack:
                     self._there[i] = (weakref.ref(state), state.version)
 
     def is_orphan(self) -> bool:
-        """Whether one of its states is gone."""
         return any(known() is None for known, version in self._there if version >= 0)
 
 
@@ -88,7 +86,7 @@ def _nobody() -> None:
 
 
 class _Binding(NamedTuple):
-    """A stack and buffers for P and N, bound to ONNX Runtime; read and written under the lock."""
+    """A stack with buffers, bound to ONNX Runtime; use it only under the stack's lock."""
 
     io: Any
     lead: tuple[int, ...]  # P, N
@@ -97,10 +95,10 @@ class _Binding(NamedTuple):
 
 
 class StackedActor(Actor):
-    """Acts for many states at once; any number of threads may use it.
+    """Acts for many states at once; it is thread-safe.
 
-    It keeps the last few stacks of weights, so that groups of policies which act again and again
-    cost no copies.
+    It keeps the last few stacks of weights, so that groups of policies that act repeatedly cost no
+    copies.
 
     Args:
         runtime: of the Program.
@@ -125,7 +123,7 @@ class StackedActor(Actor):
     ) -> ActOutputs:
         """Acts for P states, at most `max_states`, on N rows each; see `Actor.run`.
 
-        All arrays are contiguous. Those that it returns are the caller's own.
+        All arrays are contiguous. The returned arrays are never overwritten.
         """
         stack = self._stack_of(states)
         with stack.lock:
@@ -137,7 +135,7 @@ class StackedActor(Actor):
         """Runs the stacked act function."""
 
     def _stack_of(self, states: Sequence[PolicyState]) -> Stack:
-        """Returns a stack of as many rows; most likely one that has these very states."""
+        """Returns a stack with that many rows, usually the one that already has these states."""
         key = tuple(map(id, states))
         with self._lock:
             stack = self._stacks.get(key)
@@ -148,9 +146,10 @@ class StackedActor(Actor):
             return stack
 
     def _make_room(self, rows: int) -> Stack | None:
-        """Forgets stacks of dead states, and the oldest ones; returns one to be used again.
+        """Removes stacks of deleted states, and the oldest ones; returns one that can be reused.
 
-        Whoever still acts with that one holds its lock, and makes its rows anew the next time.
+        A thread that is still acting with the reused stack holds its lock, and copies its rows
+        again the next time.
         """
         stacks = self._stacks
         for key in [key for key, stack in stacks.items() if stack.is_orphan()]:
@@ -165,16 +164,12 @@ class StackedActor(Actor):
 
 
 class TracedStackedActor(StackedActor):
-    """Acts through one traced function, for any P and N.
-
-    Args:
-        runtime: of the Program.
-    """
+    """Acts by one traced function, for any P and N."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
         self._lend = lender()
-        # What cannot be vectorised is looped over, alone.
+        # Only operations that cannot be vectorised run in a loop.
         stacked = stacked_act(runtime, self._act.pack, tf.vectorized_map, "tf")
         self._device = runtime.functions.acting_device
         self._function = Traced(stacked, signature_with_weights(runtime, [None]), self._device)
@@ -192,12 +187,7 @@ class TracedStackedActor(StackedActor):
 
 
 class OnnxStackedActor(StackedActor):
-    """Acts through ONNX Runtime, for any P and N; stacks of weights are bound where they lie.
-
-    Args:
-        model: the serialised ONNX model with the inputs of `signature_with_weights`.
-        runtime: of the Program.
-    """
+    """Acts by ONNX Runtime, for any P and N; stacks of weights are bound without a copy."""
 
     def __init__(self, model: bytes, runtime: Runtime) -> None:
         super().__init__(runtime)
@@ -231,21 +221,13 @@ class OnnxStackedActor(StackedActor):
 
 
 def traced_actor(runtime: Runtime) -> StackedActor | None:
-    """Returns the stacked act function of a Program for the function runtime, None for others.
-
-    Raises:
-        Exception: whatever TensorFlow raises for what it cannot trace.
-    """
+    """Returns the stacked act function of a Program for the function runtime, None for others."""
     is_traced = isinstance(runtime, FunctionRuntime) and runtime.traced
     return TracedStackedActor(runtime) if is_traced else None
 
 
 def onnx_actor(runtime: Runtime) -> StackedActor:
-    """Returns the stacked act function of a Program for ONNX Runtime.
-
-    Raises:
-        Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
-    """
+    """Returns the stacked act function of a Program for ONNX Runtime."""
     signature, ports = signature_with_weights(runtime, [None]), runtime.act_layout.ports()
 
     def build(mapped: Callable[..., Any]) -> OnnxStackedActor:
@@ -258,7 +240,7 @@ def onnx_actor(runtime: Runtime) -> StackedActor:
     try:
         with quiet_conversion():
             return build(functools.partial(tf.vectorized_map, fallback_to_while_loop=False))
-    except Exception:  # an operation that has no form for stacks: a loop, in which all have one
+    except Exception:  # an operation cannot be vectorised, so all run in a loop
         return build(lambda one, index: tf.map_fn(one, index, fn_output_signature=specs))
 
 
@@ -270,11 +252,7 @@ def stacked_act(
 ) -> Callable[..., list[tf.Tensor]]:
     """Returns the act function over stacks, `f(*weights, *inputs, noise, params)`.
 
-    Args:
-        runtime: of the Program.
-        flatten: makes a list of the outputs.
-        mapped: `mapped(f, indices)` stacks what `f(i)` gives for each index.
-        where: the runtime that acts, for the count of traces.
+    `mapped(f, indices)` stacks the results of `f(i)` for each index.
     """
     functions = runtime.functions
     count = len(functions.layout.acting)
@@ -285,20 +263,18 @@ def stacked_act(
         def one(i: tf.Tensor) -> list[tf.Tensor]:
             return acted(runtime, [tf.gather(tensor, i) for tensor in tensors], flatten)
 
-        # Indices rather than the tensors are mapped: `vectorized_map` asks each for its length.
+        # Indices instead of tensors are mapped: `vectorized_map` reads the length of each.
         return list(mapped(one, tf.range(tf.shape(tensors[count])[0])))
 
     return act
 
 
 def without_gathers(model: bytes) -> bytes:
-    """Returns a vectorised model that reads its inputs where they lie.
+    """Returns a vectorised model that reads its inputs without copying them.
 
     `tf.vectorized_map` turns "row i of an input, for all i" into a Gather of all rows in order, a
-    copy. What only told how many rows there are goes, too.
-
-    Args:
-        model: a serialised model; a Gather of a graph's input must be of all rows, in order.
+    copy. Nodes that only computed the number of rows are removed as well. A Gather of a graph's
+    input must be of all rows, in order.
     """
     import onnx
 
@@ -325,7 +301,7 @@ def without_gathers(model: bytes) -> bytes:
 
 
 def _read_by_subgraphs(node: onnx.NodeProto) -> list[str]:
-    """Returns the names that the loops and branches of a node read, from wherever they are."""
+    """Returns the names that the loops and branches of a node read, at any depth."""
     found: list[str] = []
     for attribute in node.attribute:
         for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
