@@ -137,7 +137,7 @@ def program(code: str, *words: str, **settings: object) -> "subprocess.Popen[str
     [
         (
             "exit",
-            r"`step\(.\)` of environment 0 of worker 0 was to end the process: SystemExit\(0\)",
+            r"`step\(.\)` of environment 0 of worker 0 tried to end the process: SystemExit\(0\)",
         ),
         ("raise", r"ZeroDivisionError: the wheel came off \(.*world_of_a_user.py:\d+, in happen\)"),
     ],

@@ -1,4 +1,4 @@
-"""Whether numbers are real and finite, asked so often that it must cost next to nothing."""
+"""Returns True if numbers are real and finite, asked so often that it must cost next to nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def real(array: np.ndarray) -> np.ndarray:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether an array of floats has neither NaN nor infinity; True for other dtypes.
+    """Returns True if an array of floats has neither NaN nor infinity; True for other dtypes.
 
     >>> is_finite(np.array([1.0, 1e200])), is_finite(np.array([1.0, np.nan]))
     (True, False)
@@ -35,7 +35,7 @@ def is_finite(array: np.ndarray) -> bool:
 
 
 def all_finite(arrays: Iterable[np.ndarray]) -> bool:
-    """Whether all of some arrays are finite.
+    """Returns True if all of some arrays are finite.
 
     Bytes of few numbers are searched much faster than `all` reduces. For many, a finite sum of
     squares is enough. Large numbers overflow it, so only if it is not finite, all numbers are

@@ -33,7 +33,7 @@ def for_place(place: str) -> Callable[[_Marked], _Marked]:
 
 
 def fits(value: object, place: str) -> bool:
-    """Whether a class that can be made, or a function, bears the mark of a place."""
+    """Returns True if a class that can be made, or a function, bears the mark of a place."""
     marked = _MARKED.get(place, [])
     if isinstance(value, type):
         bases = tuple(each for each in marked if isinstance(each, type))

@@ -27,24 +27,24 @@ class Rule(NamedTuple):
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a real number that a float can hold (and not a bool or NaN)."""
+    """Returns True if `value` is a real number that a float can hold (and not a bool or NaN)."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and not math.isnan(_as_float(value))
 
 
 def is_finite(value: object) -> bool:
-    """Whether `value` is a finite real number, Python's or NumPy's (and not a bool)."""
+    """Returns True if `value` is a finite real number, Python's or NumPy's (and not a bool)."""
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_real and math.isfinite(_as_float(value))
 
 
 def is_one_of(value: object, *choices: object) -> bool:
-    """Whether `value` equals one of the choices; arrays, which compare by element, never do."""
+    """Returns True if `value` equals one of the choices; arrays, which compare by element, never do."""
     return isinstance(value, Hashable) and value in choices
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold a text: it has no lone surrogates."""
+    """Returns True if UTF-8 can hold a text: it has no lone surrogates."""
     return text.encode(errors="ignore").decode() == text
 
 
@@ -57,7 +57,7 @@ def _as_float(number: Any) -> float:
 
 
 def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> bool:
-    """Whether a value is `[[timestep, number], ...]` with increasing timesteps.
+    """Returns True if a value is `[[timestep, number], ...]` with increasing timesteps.
 
     Args:
         value: anything.
@@ -72,7 +72,7 @@ def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> boo
 
 
 def is_count(value: object, least: int = 1) -> bool:
-    """Whether `value` is an integer of at least `least` (and not a bool)."""
+    """Returns True if `value` is an integer of at least `least` (and not a bool)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -31,7 +31,7 @@ class SegmentFile(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a file of this name and size."""
+        """Returns True if there is a file of this name and size."""
         try:
             return self.path.stat().st_size == self.size
         except OSError:
@@ -68,7 +68,7 @@ class Home:
 
     @property
     def is_there(self) -> bool:
-        """Whether the file is there still."""
+        """Returns True if the file is there still."""
         return self.file is not None and self.file.is_there
 
 

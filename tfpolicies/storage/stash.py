@@ -212,7 +212,7 @@ class Stash:
             self._unreadable(name, StashError(f"{path!r} is damaged: {wrong}"))
 
     def has(self, name: str) -> bool:
-        """Whether there is an image under a name."""
+        """Returns True if there is an image under a name."""
         return self.path(name).is_file()
 
     def size(self, name: str) -> int:
@@ -268,7 +268,7 @@ class Stash:
         return dict(record)
 
     def has_record(self, name: str) -> bool:
-        """Whether there is a record under a name."""
+        """Returns True if there is a record under a name."""
         return self.path(name, "json").is_file()
 
     def list_records(self) -> list[RecordSummary]:

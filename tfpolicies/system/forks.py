@@ -38,7 +38,7 @@ def _note_fork() -> None:
 
 
 def _tensorflow_has_run() -> bool:
-    """Whether TensorFlow has made its threads, for this package or for anybody else."""
+    """Returns True if TensorFlow has made its threads, for this package or for anybody else."""
     module = sys.modules.get("tensorflow.python.eager.context")
     context = getattr(module, "context_safe", lambda: None)()
     return getattr(context, "_context_handle", None) is not None

@@ -370,7 +370,7 @@ def _place_of_main_thread() -> str:
 
 
 def _is_environment(owner: object) -> bool:
-    """Whether an object is an environment of a user, by what it can do and where it is from."""
+    """Returns True if an object is an environment of a user, by what it can do and where it is from."""
     kind = type(owner)
     own = kind.__module__.partition(".")[0] in ("gymnasium", __name__.partition(".")[0])
     return (

@@ -119,7 +119,7 @@ class Subject:
 
     @property
     def learns(self) -> bool:
-        """Whether the policy's class says how it learns."""
+        """Returns True if the policy's class says how it learns."""
         return self.original.driver.learning.learns
 
     def needs_learning(self) -> None:
