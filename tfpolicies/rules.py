@@ -39,7 +39,7 @@ def is_finite(value: object) -> bool:
 
 
 def is_one_of(value: object, *choices: object) -> bool:
-    """Returns True if `value` equals one of the choices; arrays, which compare by element, never do."""
+    """Returns True if `value` equals one of the choices; arrays never do."""
     return isinstance(value, Hashable) and value in choices
 
 

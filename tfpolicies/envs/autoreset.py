@@ -101,7 +101,7 @@ class ModeFinder:
     def _unknown(self, why: str) -> EnvError:
         return EnvError(
             f"The autoreset mode of {self._env} is unknown: its metadata has no 'autoreset_mode', "
-            f"its infos have no last observation of an episode, and {why}. Declare it in its class: "
+            f"its infos lack the last observation of an episode, and {why}. Declare the mode: "
             'metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}, or SAME_STEP '
             "with infos['final_obs'], or DISABLED."
         )

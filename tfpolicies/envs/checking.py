@@ -198,7 +198,7 @@ class _MultiAgentCheck:
         self._actions[agent] = _seeded(spaces_of[1], self._rng)
 
     def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
-        """Plays a step; returns the next observations of agents that act, and if the episode is over."""
+        """Plays a step; returns the observations of the next agents, and if the episode ended."""
         actions = {
             agent: _locked(random_action(self._actions[agent], x, self._mask_key))
             for agent, x in waiting.items()

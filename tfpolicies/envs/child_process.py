@@ -140,7 +140,7 @@ class ChildProcess:
         raise restore_error(result)
 
     def has_ended(self) -> bool:
-        """Returns True if the process has ended, even if other processes hold its end of the socket."""
+        """Returns True if the process has ended, even if others hold its end of the socket."""
         if hasattr(os, "waitid"):  # it does not release the process id
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return os.waitid(os.P_PID, self._process.pid, how) is not None

@@ -210,7 +210,7 @@ def make_environments(
 
 
 def is_instance(source: Source) -> TypeGuard[AnyEnv]:
-    """Returns True if a source is an environment instance, so that no second one can be made of it."""
+    """Returns True for an environment instance, of which no second one can be made."""
     if isinstance(source, type):
         return False
     return isinstance(source, (gym.Env, *_MANY)) or is_pettingzoo(source)

@@ -137,8 +137,8 @@ class MultiAgentEnv(gym.Env):
     ) -> MultiAgentEnv:
         """Returns this environment with some agents joined to groups that act as one.
 
-        A group observes and acts in tuples, in the order of its members. Its reward is the sum of the
-        rewards of its members, which are in its info as `individual_rewards`.
+        A group observes and acts in tuples, in the order of its members. Its reward is the sum of
+        the rewards of its members, which are in its info as `individual_rewards`.
 
         Args:
             groups: the members' ids by the group's id; agents in no group stay separate.

@@ -210,8 +210,8 @@ class Repairs:
         self.breaks += 1
         if _is_round(self.breaks):
             logger.warning(
-                "%s is re-created, and its episode is dropped: it %s. So far there were %d failures "
-                "and %d whole episodes.",
+                "%s is re-created, and its episode is dropped: it %s. So far there were %d "
+                "failures and %d whole episodes.",
                 *(self.name(index), reason, self.breaks, self._episodes),
             )
         times = self._times[index] = self._times.get(index, 0) + 1
@@ -243,8 +243,8 @@ class Repairs:
     def renewed(self, index: int, old: Any, start: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Returns a new environment and the result of `start(environment)`.
 
-        If the new one cannot be made or reset, that is a failure as well, and it is replaced after a
-        pause that grows.
+        If the new one cannot be made or reset, that is a failure as well, and it is replaced
+        after a pause that grows.
 
         Args:
             index: of the environment.

@@ -226,7 +226,7 @@ class SeparateEnvironments(Environments):
         return single_rows(self._own_copy(actions))
 
     def _made_of(self, results: Sequence[Any], broken: Mapping[int, Exception] = _NONE) -> Any:
-        """Makes a step of the results, and resets ended environments; None if a result is invalid."""
+        """Makes a step of the results, and resets ended environments; None if one is invalid."""
         try:
             reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
             obs = list(reached)

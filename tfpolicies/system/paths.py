@@ -45,7 +45,7 @@ _WILDCARDS = frozenset("*?[]\\")
 
 
 def has_wildcards(path: Path) -> bool:
-    """Returns True if TensorFlow reads a path as a pattern of names; it then finds no weights there."""
+    """Returns True if TensorFlow reads a path as a glob pattern; it then finds no weights there."""
     return not _WILDCARDS.isdisjoint(str(path))
 
 

@@ -370,7 +370,7 @@ def _place_of_main_thread() -> str:
 
 
 def _is_environment(owner: object) -> bool:
-    """Returns True if an object is an environment of a user, by what it can do and where it is from."""
+    """Returns True if an object is a user's environment, by its methods and its module."""
     kind = type(owner)
     own = kind.__module__.partition(".")[0] in ("gymnasium", __name__.partition(".")[0])
     return (
