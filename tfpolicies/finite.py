@@ -1,4 +1,4 @@
-"""Returns True if numbers are real and finite, asked so often that it must cost next to nothing."""
+"""Fast checks that numbers are real and finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 NO_NUMBERS = "cSUOMm"
-"""The kinds of dtypes that are no real numbers, though NumPy would turn most of them into some."""
+"""Kinds of dtypes that are not real numbers, though NumPy would convert most of them."""
 
 _MANY = 4096
 
@@ -21,7 +21,7 @@ def real(array: np.ndarray) -> np.ndarray:
         TypeError: if it has text, objects or complex numbers.
     """
     if array.dtype.kind in NO_NUMBERS:
-        raise TypeError(f"{array.dtype} is no real number")
+        raise TypeError(f"{array.dtype} is not a real number type")
     return array
 
 
@@ -53,7 +53,7 @@ def all_finite(arrays: Iterable[np.ndarray]) -> bool:
 
 
 def first_bad(arrays: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Returns where the first number of named arrays is that is not finite, and its value.
+    """Returns the location of the first number of named arrays that is not finite, and its value.
 
     >>> first_bad({"weights['bias']": np.zeros(2), "weights['kernel']": np.array([[1.0, np.nan]])})
     ("weights['kernel'][0, 1]", nan)

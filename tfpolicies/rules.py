@@ -1,4 +1,4 @@
-"""What values must be, in code and in words."""
+"""Validators of values, with descriptions for messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """What a value must be, in code and in words.
+    """Validator of a value, with a description for messages.
 
     Attributes:
-        holds: whether a value is that.
-        words: what stands behind "must be" in messages.
-        hint: what a message adds to the words for a wrong value; empty for nothing.
+        holds: returns True for a valid value.
+        words: completes "must be ..." in messages.
+        hint: returns an addition to the message about an invalid value, or "".
     """
 
     holds: Callable[[Any], bool]
@@ -22,7 +22,7 @@ class Rule(NamedTuple):
     hint: Callable[[Any], str] = lambda value: ""
 
     def or_none(self) -> Rule:
-        """Returns the rule that allows None, too."""
+        """Returns a validator that also allows None."""
         return Rule(lambda x: x is None or self.holds(x), f"None or {self.words}", self.hint)
 
 
@@ -61,7 +61,7 @@ def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> boo
 
     Args:
         value: anything.
-        is_one: what counts as a number.
+        is_one: checks one number.
     """
     if not isinstance(value, list | tuple) or not value:
         return False
@@ -77,17 +77,17 @@ def is_count(value: object, least: int = 1) -> bool:
 
 
 def count(least: int) -> Rule:
-    """Returns the rule of integers >= `least`."""
+    """Returns a validator of integers >= `least`."""
     return Rule(lambda x: is_count(x, least), f"an integer >= {least}")
 
 
 def one_of(*choices: object) -> Rule:
-    """Returns the rule of a few values."""
+    """Returns a validator that allows only some values."""
     return Rule(lambda x: is_one_of(x, *choices), f"one of {choices}")
 
 
 def function(words: str) -> Rule:
-    """Returns the rule of callables, which the words describe."""
+    """Returns a validator of callables with the given description."""
     return Rule(callable, words)
 
 
