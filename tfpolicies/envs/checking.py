@@ -98,13 +98,7 @@ def same_randomness() -> Iterator[None]:
 
 
 class _SingleAgentCheck:
-    """Plays an environment with one agent.
-
-    Args:
-        env: the environment.
-        rng: draws actions.
-        mask_key: of masks in observations.
-    """
+    """Plays an environment with one agent."""
 
     def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
@@ -114,7 +108,6 @@ class _SingleAgentCheck:
         self._actions = _seeded(env.action_space, rng)
 
     def reset(self, seed: int | None) -> Any:
-        """Begins an episode; returns the first observation."""
         found = _called("reset", lambda: self.env.reset(seed=seed))
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
             raise EnvError(
@@ -125,7 +118,6 @@ class _SingleAgentCheck:
         return found[0]
 
     def step(self, obs: Structure) -> tuple[Any, bool]:
-        """Plays a step; returns the next observation, and whether the episode is over."""
         action = _locked(random_action(self._actions, obs, self._mask_key))
         found = _called("step", lambda: self.env.step(action), action)
         if not isinstance(found, tuple) or len(found) != 5:
@@ -144,13 +136,7 @@ class _SingleAgentCheck:
 
 
 class _MultiAgentCheck:
-    """Plays an environment with several agents.
-
-    Args:
-        env: the environment.
-        rng: draws actions.
-        mask_key: of masks in observations.
-    """
+    """Plays an environment with several agents."""
 
     def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
@@ -290,7 +276,6 @@ def _require_flag(value: Structure, what: str) -> None:
 
 
 def _require_element(space: spaces.Space, value: Structure, what: str) -> None:
-    """Raises an `EnvError` that says why a value is not in a space."""
     fault = _fault(space, value)
     if fault is not None:
         part = f", part {fault.where!r}," if fault.where else ""

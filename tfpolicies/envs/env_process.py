@@ -152,14 +152,7 @@ def get_share(process: int, num_envs: int, num_processes: int) -> range:
 
 
 class _RecordedRepairs(Repairs):
-    """Supervisor of a share of environments, whose calls are recorded in shared memory.
-
-    Args:
-        arrays: shared memory in which the worker looks up which call hangs, or ended the process.
-        process: index of the process.
-        seconds: time limit of a call; None: unlimited.
-        settings: see `Repairs`.
-    """
+    """Records each call in shared memory, where the worker sees which call hangs or crashed."""
 
     def __init__(
         self, arrays: SharedArrays, process: int, seconds: float | None, **settings: Any
@@ -417,11 +410,6 @@ def serve(process: int, requests: int, memory: int, trace: int) -> None:
 
 
 def _load(request: bytes) -> Any:
-    """Unpickles a request.
-
-    Raises:
-        EnvError: if a module that it needs cannot be imported here.
-    """
     try:
         return pickle.loads(request)
     except Exception as error:

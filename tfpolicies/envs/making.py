@@ -482,7 +482,6 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
 
 
 def _is_for_all(parameter: inspect.Parameter) -> bool:
-    """Returns True if a parameter is meant for the whole `env_config`."""
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     of_kind = any(_ANNOTATION.match(part.strip()) for part in text.split("|"))

@@ -77,11 +77,7 @@ def _renderers(env: gym.Env, kind: type) -> Iterator[Any]:
 
 
 class _RemoteRenderer:
-    """Renders for a `MujocoRenderer` in another process.
-
-    Args:
-        renderer: the `MujocoRenderer`, which itself never renders.
-    """
+    """Renders for a `MujocoRenderer`, which itself never renders, in another process."""
 
     def __init__(self, renderer: Any) -> None:
         self._renderer = renderer
@@ -89,11 +85,6 @@ class _RemoteRenderer:
         self._known = np.zeros(0, np.uint8)  # the model that the process has
 
     def render(self, render_mode: str | None) -> Any:
-        """Returns the result of `MujocoRenderer.render`.
-
-        Raises:
-            EnvError: if no process returns a frame.
-        """
         kept, self._painter = self._painter, None  # until it has answered
         if kept is None:
             self._known = np.zeros(0, np.uint8)
@@ -182,11 +173,7 @@ class _NoPictureError(Exception):
 
 
 class _Painter:
-    """A process that renders for one renderer.
-
-    Args:
-        way: its `MUJOCO_GL`.
-    """
+    """A process that renders for one renderer, with one value of `MUJOCO_GL`."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -201,11 +188,7 @@ class _Painter:
         self.close = weakref.finalize(self, _end, self._process)
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Returns the frames for a request.
-
-        Raises:
-            _NoPictureError: if the process ends, or takes longer than `seconds` and is ended.
-        """
+        """Returns the frames for a request; ends the process if it takes longer than `seconds`."""
         began = time.monotonic()
         late = threading.Timer(seconds, self._process.kill)
         late.daemon = True
@@ -237,7 +220,6 @@ def _environment() -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes the pipes of a process and waits until it has ended."""
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()  # type: ignore[union-attr]
     process.stdout.close()  # type: ignore[union-attr]
@@ -288,7 +270,6 @@ def draw() -> None:
 
 
 def _drawn(requests: IO[bytes]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields the frames of each request; none if it shows a window."""
     import mujoco
     from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 

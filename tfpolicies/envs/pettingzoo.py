@@ -119,12 +119,7 @@ def _of_module(package: str, name: str) -> Callable[..., Any]:
 
 
 class _PettingZoo(MultiAgentEnv):
-    """Base of both forms: spaces by agent id, and masks.
-
-    Args:
-        env: the PettingZoo environment.
-        renames: whether observations with masks get the keys that policies read.
-    """
+    """Base of both forms: spaces by agent id, and masks under the keys that policies read."""
 
     def __init__(self, env: Any, *, renames: bool = True) -> None:
         self.env = env

@@ -106,11 +106,6 @@ def make_process_environments(
 
 
 def _pack(assignment: Mapping[str, Any]) -> bytes:
-    """Returns the request to make environments.
-
-    Raises:
-        EnvError: if part of it cannot be sent to another process.
-    """
     try:
         return cloudpickle.dumps(("make", Assignment(**assignment)))
     except Exception as error:
@@ -135,12 +130,7 @@ def _find_unsendable(assignment: Mapping[str, Any]) -> str:
 def _start(
     assignment: bytes, num_envs: int, num_processes: int, worker_index: int
 ) -> ProcessEnvironments | None:
-    """Starts processes that make their environments; returns None if the creator returns None.
-
-    Raises:
-        EnvError: if the spaces of the environments differ, or a process ends.
-        Exception: any exception of a constructor.
-    """
+    """Starts processes that make their environments; None if the creator returns None."""
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(make_unnamed_file())
         processes = [ChildProcess(number, memory) for number in range(num_processes)]
@@ -161,12 +151,7 @@ def _start(
 
 
 def _receive_made(process: ChildProcess, share: range, worker_index: int) -> Made | None:
-    """Receives the answer of a process that makes its environments.
-
-    Raises:
-        EnvError: if it has ended.
-        Exception: any exception of a constructor.
-    """
+    """Receives the answer to the request to make environments; explains a lost process."""
     place = f"{_name_share(share)} of worker {worker_index}"
     try:
         made: Made | None = process.receive()
@@ -264,7 +249,6 @@ class ProcessEnvironments(Environments):
         self._ask_each("guard", *([x] * len(self._processes) for x in self._get_guard()))
 
     def _get_guard(self) -> tuple[Any, ...]:
-        """Returns the arguments of `EnvProcess.guard`."""
         repairs = self.repairs
         return repairs.make is not None, repairs.worker_index, self._limit, repairs.limit
 
@@ -274,7 +258,6 @@ class ProcessEnvironments(Environments):
         return next(x for x, own in zip(self._processes, self._shares, strict=True) if index in own)
 
     def _make_process(self, index: int) -> ChildProcess:
-        """Replaces the process of an environment; returns the new one."""
         number = self._find_process(index).number
         self._processes[number].end()
         process = self._processes[number] = ChildProcess(number, self._memory)
@@ -293,13 +276,7 @@ class ProcessEnvironments(Environments):
     def _send(
         self, processes: list[ChildProcess], requests: list[bytes], *, is_limited: bool = False
     ) -> Iterator[ChildProcess]:
-        """Sends each process a request; yields the processes as they answer.
-
-        Args:
-            processes: the processes.
-            requests: one for each.
-            is_limited: whether `env_step_timeout_s` applies to these requests.
-        """
+        """Sends requests; yields processes as they answer. `is_limited`: by `env_step_timeout_s`."""
         self._drop_answers(processes)
         arrays = self._arrays
         for process, request in zip(processes, requests, strict=True):
@@ -322,12 +299,6 @@ class ProcessEnvironments(Environments):
     def _ask(
         self, process: ChildProcess, method: str, *args: object, is_limited: bool = False
     ) -> Any:
-        """Returns the answer of one process.
-
-        Raises:
-            ProcessLostError: if the process has ended.
-            Exception: the exception raised there.
-        """
         request = cloudpickle.dumps((method, *args))
         for answered in self._send([process], [request], is_limited=is_limited):
             return answered.receive()
@@ -344,13 +315,7 @@ class ProcessEnvironments(Environments):
     def _explain(
         self, process: ChildProcess, lost: ProcessLostError, method: str
     ) -> tuple[int, EnvError]:
-        """Returns the environment in which a process was lost, and an error that names it.
-
-        Args:
-            process: the process.
-            lost: the error of `ChildProcess.receive`.
-            method: of the request.
-        """
+        """Returns the environment in which a process was lost, and an error that names it."""
         number = process.number
         share, index = self._shares[number], int(self._arrays.index[number])
         if index >= 0:
@@ -365,16 +330,9 @@ class ProcessEnvironments(Environments):
         return index, EnvError(message)
 
     def _receive(self, process: ChildProcess, method: str, broken: dict[int, Exception]) -> Any:
-        """Returns a process's answer; None if the process was lost and has been replaced.
+        """Returns a process's answer; None if it was lost and replaced.
 
-        Args:
-            process: a process that has answered, or is lost.
-            method: of the request.
-            broken: receives the environments of a lost process.
-
-        Raises:
-            EnvError: if it was lost, and failed environments are not re-created.
-            Exception: the exception raised there.
+        The environments of a lost process are added to `broken`.
         """
         try:
             return process.receive()
@@ -388,16 +346,7 @@ class ProcessEnvironments(Environments):
             return None
 
     def _ask_each(self, method: str, *args: object) -> list[Any]:
-        """Returns the answers of all processes to a request that does not step.
-
-        Args:
-            method: the method of `EnvProcess` to call.
-            *args: each a list of arguments, one for each process.
-
-        Raises:
-            EnvError: if a process was lost.
-            Exception: the exception raised there.
-        """
+        """Sends all processes a request that does not step. `args`: lists with a value per process."""
         requests = [cloudpickle.dumps((method, *own)) for own in zip(*args, strict=True)]
         requests = requests or [pickle.dumps((method,))] * len(self._processes)
         answers: dict[int, Any] = {}
@@ -451,9 +400,8 @@ class ProcessEnvironments(Environments):
     def _put_together(self, rests: Mapping[int, Rest], broken: dict[int, Exception]) -> Step:
         """Assembles a step from shared memory and the processes' answers.
 
-        Args:
-            rests: the parts that are not in shared memory, by process; may lack processes.
-            broken: environments whose process was lost.
+        A process without results outside of shared memory is not in `rests`; `broken` has the
+        environments of lost processes.
         """
         arrays, repairs = self._arrays, self.repairs
         rewards, terminateds, truncateds = (

@@ -77,11 +77,7 @@ def _way_out(env: gym.Env, modes: Sequence[str]) -> str:
 
 
 def _alone(source: Source, context: EnvContext) -> Any:
-    """Makes one environment that is not part of a vector environment.
-
-    Raises:
-        EnvError: if it is EnvPool's, or a vector environment.
-    """
+    """Makes one environment; refuses vector environments, which cannot render a single one."""
     if isinstance(source, str) and is_envpool_name(source):
         raise EnvError(
             f"{source!r} cannot be rendered: EnvPool returns only observations. Name the same task "

@@ -202,11 +202,7 @@ class Repairs:
         self._count(index, f"failed in {call}: {type(error).__name__}: {error}", error)
 
     def _count(self, index: int, reason: str, error: BaseException) -> None:
-        """Counts a failure, and logs it unless there were many.
-
-        Raises:
-            EnvError: if the limit of failures is exceeded.
-        """
+        """Counts a failure, logs the first ones and then fewer; raises if the limit is exceeded."""
         self.breaks += 1
         if _is_round(self.breaks):
             logger.warning(
@@ -277,11 +273,7 @@ class Repairs:
         raise AssertionError("an endless loop ended")
 
     def _failed_again(self, index: int, tries: int, error: BaseException) -> None:
-        """Counts a new environment that cannot be made or reset, and waits.
-
-        Raises:
-            EnvError: if it failed too often, or if no environment here was ever reset.
-        """
+        """Counts a new environment that cannot be made or reset, and waits; raises after many."""
         if tries == _FIRST_TRIES and not self._has_started:
             raise EnvError(
                 f"{self.name(index)} was re-created {tries} times, but could not be reset: "

@@ -200,7 +200,6 @@ class SeparateEnvironments(Environments):
         return {}
 
     def _reset(self, index: int, seed: int | None = None) -> Any:
-        """Returns the first observation of a new episode of one environment."""
         try:
             return self._first_observation(index, seed)
         except BREAKS as error:
@@ -408,7 +407,6 @@ class VectorEnvironments(Environments):
         self._take(self.env)
 
     def _take(self, env: VectorEnv) -> None:
-        """Sets the vector environment to step from now on."""
         self.env = env
         self._step = self.repairs.watched(0, "step", env.step)
 
@@ -469,7 +467,6 @@ class VectorEnvironments(Environments):
         return Step(obs, rewards, stops, cuts, infos, dead, final)
 
     def _explain(self, result: VectorResult) -> NoReturn:
-        """Raises an `EnvError` about the first environment whose result is invalid."""
         obs, rewards, terminateds, truncateds, _ = result
         for i in range(self.num_envs):
             row = _rows(self.observation_space, obs, i)

@@ -218,7 +218,6 @@ def _remove_unlisted(folder: Path) -> None:
 
 
 def _listed(folder: Path) -> tuple[set[str], set[str]]:
-    """Returns the array files and policy folders that the manifests in `folder` list."""
     files: set[str] = set()
     folders: set[str] = set()
     for path in _entries(folder):

@@ -147,12 +147,7 @@ def _parse_link(message: bytes) -> _Link:
 
 
 class _FractalHeap:
-    """A heap of links: blocks whose sizes double from row to row of a table.
-
-    Args:
-        source: the file.
-        address: of the heap's header.
-    """
+    """A heap of links: blocks whose sizes double from row to row of a table."""
 
     def __init__(self, source: Hdf5Source, address: int) -> None:
         self._source = source

@@ -199,7 +199,6 @@ class Hdf5Object:
 
 
 def _messages(source: Hdf5Source, address: int) -> Iterator[_Message]:
-    """Yields the messages of the object header at an address."""
     version, count, size = source.unpack("BxH4xI", address)
     if version != 1:
         raise UnsupportedHdf5Error("an object header does not have version 1")

@@ -222,12 +222,8 @@ def _walk(
 ) -> Iterator[LayerWeights]:
     """Yields the owners of weights in and below a group.
 
-    Args:
-        group: The group of an object or of a list of objects.
-        path: Its path.
-        names: The names of the layers around it, without the model.
-        named: Whether all of them have a stored name.
-        above: Addresses of all groups visited; none may occur again.
+    `names` are those of the layers around it, without the model; `named` says whether all of them
+    are stored names. `above` has the addresses of visited groups; none may occur again.
     """
     if len(path) > _MAX_DEPTH or sum(map(len, path + names)) > _MAX_PATH:
         raise Hdf5Error(f"its groups are nested deeper than {_MAX_DEPTH}, or have long names")
@@ -265,8 +261,6 @@ def _vars(key: str) -> tuple[int, str]:
 
 
 class _Configured(NamedTuple):
-    """A layer that the config of a model lists."""
-
     position: int  # in the model's order, layers of inner models included
     name: str  # path of names below the model
 

@@ -25,7 +25,6 @@ def require_tensorflow_backend() -> None:
 
 
 def _chosen() -> tuple[str, str]:
-    """Returns Keras's backend, and where it is set."""
     loaded = getattr(getattr(sys.modules.get("keras"), "backend", None), "backend", None)
     if loaded is not None:
         return loaded(), "Keras, which this process has already imported,"

@@ -100,11 +100,7 @@ class FolderLock:
 
 
 def _open_lock(path: Path) -> BinaryIO:
-    """Opens a lock file, and makes it if it is missing.
-
-    Raises:
-        OSError: if it cannot be opened, or is a link or not a regular file.
-    """
+    """Opens or makes a lock file; refuses links and other files than regular ones."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         require_regular(path, os.fstat(descriptor))

@@ -20,11 +20,7 @@ _has_failed = False  # whether one of these blocks raised
 
 
 class _SharedContext:
-    """A context of the whole process: entered by the first thread, left by the last one.
-
-    Args:
-        make: returns the context.
-    """
+    """A context of the whole process: entered by the first thread, left by the last one."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
@@ -34,7 +30,6 @@ class _SharedContext:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Enters the shared context for this thread."""
         with self._lock:
             if not self._num_inside:
                 self._entered.enter_context(self._make())
@@ -168,7 +163,6 @@ def _converters() -> list[str]:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Restores TensorFlow's environment variables."""
     kept = _of_tensorflow()
     try:
         yield

@@ -264,7 +264,6 @@ class Signals:
             os.write(self._stderr, f"{text}\n".encode())
 
     def _leave(self, number: int) -> NoReturn:
-        """Ends the process, whatever the main thread is doing."""
         what = what_happened(number)
         if not self._is_caught:
             place = _place_of_main_thread()
@@ -313,7 +312,8 @@ class CtrlC:
             rescue: not called; code that catches the `KeyboardInterrupt` must save.
 
         Raises:
-            KeyboardInterrupt: at the end of the block if `requested` was set, or by a second Ctrl-C.
+            KeyboardInterrupt: at the end of the block if `requested` was set, or by a second
+                Ctrl-C.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -345,7 +345,6 @@ def interruptions() -> Signals | CtrlC:
 
 
 def _in_child() -> None:
-    """Restores the previous signal handlers in a forked child."""
     global _entered
     if _entered is not None:
         _entered._restore()

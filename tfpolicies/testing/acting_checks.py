@@ -252,7 +252,6 @@ def _check_allowed(
 
 
 def _first_choice(leaf: Leaf, subject: Subject) -> np.ndarray:
-    """Returns the action of the first choice of each cell."""
     space: Any = leaf.space
     cells = int(np.prod(leaf.shape))
     if subject.is_tf or isinstance(space, spaces.MultiBinary):

@@ -95,7 +95,6 @@ def _numbers(name: str, found: tf.Tensor, draws: int) -> np.ndarray:
 
 
 def _compared(name: str, computed: Callable[[], tf.Tensor], sampled: np.ndarray) -> str:
-    """Compares the result of a method with the mean over samples."""
     try:
         value = float(_numbers(name, computed(), len(sampled))[0])
     except (ConfigError, NotImplementedError):
@@ -111,5 +110,4 @@ def _compared(name: str, computed: Callable[[], tf.Tensor], sampled: np.ndarray)
 
 
 def _mean(sampled: np.ndarray) -> tuple[float, float]:
-    """Returns the mean over samples, and its standard error."""
     return float(sampled.mean()), float(sampled.std()) / len(sampled) ** 0.5

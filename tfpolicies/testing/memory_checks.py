@@ -60,7 +60,6 @@ def _states_of(session: PolicySession) -> dict[str, np.ndarray]:
 
 
 def _check_reset(policy: Policy, session: PolicySession, obs: list[np.ndarray]) -> None:
-    """Checks that a reset of one environment does not affect the others."""
     session.act(nest(policy.observation_space, obs), explore=False)
     before = _states_of(session)
     session.reset([1])
@@ -74,11 +73,7 @@ def _check_reset(policy: Policy, session: PolicySession, obs: list[np.ndarray]) 
 def _carried(
     subject: Subject, policy: Policy, steps: list[list[np.ndarray]], count: int
 ) -> tuple[list[dict[str, np.ndarray]], list[list[np.ndarray]]]:
-    """Acts greedily step by step, passing recurrent state and views manually.
-
-    Returns:
-        The results of acting in each step, and the views that it read; all rewards are 0.
-    """
+    """Acts greedily with manually passed state, without rewards; returns results and views read."""
     ports = subject.ports
     found: list[dict[str, np.ndarray]] = []
     read: list[list[np.ndarray]] = []
@@ -112,7 +107,6 @@ def _check_sequence(
     seen: list[list[np.ndarray]],
     by_hand: list[dict[str, np.ndarray]],
 ) -> float:
-    """Compares the model's results for whole sequences with those for single steps."""
     program, ports, count = policy.program, subject.ports, len(steps[0][0])
     rows = [[*obs, *views] for obs, views in zip(steps, seen, strict=True)]
     stacked = [np.stack(parts, axis=1) for parts in zip(*rows, strict=True)]

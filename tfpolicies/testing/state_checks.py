@@ -147,7 +147,6 @@ def _equal_states(policy: Policy, wanted: Mapping[str, Any], expected: str, advi
 
 
 def _go_on_alike(subject: Subject, policy: Policy, twin: Policy, who: str, advice: str) -> None:
-    """Checks that both act and learn alike from here on."""
     inputs = subject.inputs(ROWS, subject.rng())
 
     def compare(when: str) -> None:
