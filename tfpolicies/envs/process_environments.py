@@ -276,7 +276,7 @@ class ProcessEnvironments(Environments):
     def _send(
         self, processes: list[ChildProcess], requests: list[bytes], *, is_limited: bool = False
     ) -> Iterator[ChildProcess]:
-        """Sends requests; yields processes as they answer. `is_limited`: by `env_step_timeout_s`."""
+        """Sends requests; yields processes as they answer. `env_step_timeout_s` applies if limited."""
         self._drop_answers(processes)
         arrays = self._arrays
         for process, request in zip(processes, requests, strict=True):
@@ -346,7 +346,7 @@ class ProcessEnvironments(Environments):
             return None
 
     def _ask_each(self, method: str, *args: object) -> list[Any]:
-        """Sends all processes a request that does not step. `args`: lists with a value per process."""
+        """Sends all processes a request that does not step; `args` has a list per argument."""
         requests = [cloudpickle.dumps((method, *own)) for own in zip(*args, strict=True)]
         requests = requests or [pickle.dumps((method,))] * len(self._processes)
         answers: dict[int, Any] = {}
