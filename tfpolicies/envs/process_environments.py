@@ -276,7 +276,7 @@ class ProcessEnvironments(Environments):
     def _send(
         self, processes: list[ChildProcess], requests: list[bytes], *, is_limited: bool = False
     ) -> Iterator[ChildProcess]:
-        """Sends requests; yields processes as they answer. `env_step_timeout_s` applies if limited."""
+        """Sends requests and yields each process that answers; `is_limited`: with a timeout."""
         self._drop_answers(processes)
         arrays = self._arrays
         for process, request in zip(processes, requests, strict=True):
