@@ -99,7 +99,7 @@ def test_a_step_without_reward_after_an_end_is_a_reset():
 )
 def test_what_cannot_be_found_out_is_refused(mode, kind, why):
     algorithm = built(lambda context: Unsaid(mode, "none", kind))
-    with pytest.raises(EnvError, match=rf"{why}\. State the mode in its class: metadata ="):
+    with pytest.raises(EnvError, match=rf"{why}\. Declare the mode in its class: metadata ="):
         algorithm.worker.sample()
     algorithm.stop()
 

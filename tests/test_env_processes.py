@@ -193,7 +193,7 @@ def test_every_way_to_name_an_environment_works():
             lambda context: counting_vector(AutoresetMode.SAME_STEP),
             "is a vector environment, so its environments cannot be spread",
         ),
-        (NeedsC(1, 1.0), "env_processes=2 has environments made in other processes"),
+        (NeedsC(1, 1.0), "env_processes=2 makes environments in other processes"),
         ("process_worlds:Absent", "could not be imported"),
         ("NoSuchEnv-v0", "No environment 'NoSuchEnv-v0' is registered"),
         (lambda context: 3, "must give a gymnasium.Env"),
@@ -301,7 +301,7 @@ SHARED = "The process of environments 0 to 1 of worker 0 has ended in `step` of 
 FAULTS = {
     "raise": (ZeroDivisionError, "the wheel came off"),
     "own error": (EnvError, "WheelError: 3 wheels came off on the left"),
-    "exit": (EnvError, r"`step\(.\)` of environment 1 of worker 0 was to end .* SystemExit\(2\)"),
+    "exit": (EnvError, r"`step\(.\)` of environment 1 of worker 0 tried to end .* SystemExit\(2\)"),
     "nan": (EnvError, "observation that `step` of environment 1 of worker 0 gave is not finite"),
     "killed": (EnvError, rf"{SHARED}: SIGKILL\. .* memory runs out"),
     "crash": (EnvError, rf"{SHARED}: SIGSEGV\."),

@@ -90,7 +90,7 @@ def test_the_way_that_the_user_set_is_the_only_one(monkeypatch: pytest.MonkeyPat
     said = refusal(env)
     assert "(MUJOCO_GL='glfw': FatalError: an OpenGL platform library has not been loaded" in said
     assert "egl'" not in said
-    assert said.endswith("Or unset MUJOCO_GL: then each way is tried.")
+    assert said.endswith("Or unset MUJOCO_GL: then each backend is tried.")
 
 
 def test_a_value_that_mujoco_does_not_know_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,8 @@ class ModeFinder:
     def _unknown(self, why: str) -> EnvError:
         return EnvError(
             f"The autoreset mode of {self._env} is unknown: its metadata has no 'autoreset_mode', "
-            f"its infos lack the last observation of an episode, and {why}. Declare the mode: "
+            f"its infos lack the last observation of an episode, and {why}. Declare the mode in "
+            "its class: "
             'metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}, or SAME_STEP '
             "with infos['final_obs'], or DISABLED."
         )
