@@ -71,7 +71,7 @@ def test_a_driver_that_crashes_ends_its_own_process_and_is_named(
 ) -> None:
     monkeypatch.setattr(mujoco_drawing, "_PROGRAM", CRASHES)
     said = refusal(robot())
-    assert said.startswith("The environment 'Hopper-v5' could not be rendered: MuJoCo draws in")
+    assert said.startswith("The environment 'Hopper-v5' could not be rendered: MuJoCo renders in")
     assert "(MUJOCO_GL='egl': SIGSEGV ended it; MUJOCO_GL='osmesa': SIGSEGV ended it)" in said
     assert said.endswith("apt-get install libegl1 libgl1-mesa-dri.")
     assert "MUJOCO_GL" not in os.environ
