@@ -322,7 +322,7 @@ class EnvProcess:
         return self._envs.get_state()
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a result of `get_state`."""
         self._envs.set_state(states)
 
     def check_new_env(self, steps: int, action_mask_key: str) -> None:

@@ -84,7 +84,7 @@ class MultiAgentEnvironments(EnvCopies):
         return None if any(state is None for state in states) else states
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a result of `get_state`."""
         for env, state in zip(self.envs, states, strict=True):
             env.set_state(state)
 

@@ -120,7 +120,7 @@ class Environments(abc.ABC):
         return None if any(state is None for state in states) else states
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a result of `get_state`."""
         for env, state in zip(self.get_sub_environments(), states, strict=True):
             _restore(env, state)
 

@@ -104,7 +104,7 @@ class Stash:
         """Writes an image, uint8 `[n]`.
 
         Raises:
-            StashError: if it cannot be written; what was there before is untouched.
+            StashError: if it cannot be written; the old entry is untouched then.
         """
         self._write(name, image, os.replace)
 
