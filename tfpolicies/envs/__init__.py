@@ -1,4 +1,4 @@
-"""Adapters that step many environments behind one interface."""
+"""Adapters that step many environments through one interface."""
 
 from tfpolicies.envs.checking import check_env
 
