@@ -4,7 +4,7 @@ import sys
 
 try:
     from tfpolicies.cli import main
-except KeyboardInterrupt:  # in the milliseconds before signals are seen to
+except KeyboardInterrupt:  # in the milliseconds before signals are handled
     sys.stderr.write("Interrupted.\n")
     sys.exit(130)
 

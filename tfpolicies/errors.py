@@ -1,4 +1,4 @@
-"""Every error the package raises on purpose.
+"""All errors that the package raises.
 
 Each class is also a builtin, so that code which catches the builtin keeps working::
 
@@ -10,7 +10,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   └── UnsupportedSpaceError
     ├── ModelError (ValueError)               a Keras model that does not fit the policy
     │   └── ModelSettingError (ConfigError)       a setting of the `model` config
-    ├── ModelImportError (ValueError)         weights or a model of others that do not fit
+    ├── ModelImportError (ValueError)         third-party weights or models that do not fit
     │   └── MissingModelFileError (FileNotFoundError)
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
@@ -22,21 +22,21 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
     │   └── FrozenPolicyError                     a change of a policy that is frozen
     ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
-    ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
-    ├── RetraceError (RuntimeError)           a function that is traced over and over
-    ├── ForkError (RuntimeError)              TensorFlow asked of a process forked after it started
-    ├── UnpicklableError (TypeError)          an object that cannot travel to another process
-    ├── UnknownPolicyError (KeyError, ValueError)   a policy id that nobody holds
-    ├── PolicyExistsError (KeyError)          a policy id that is taken
-    ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
+    ├── PolicyOwnedError (AttributeError)     traced code that reads attributes of one policy
+    ├── RetraceError (RuntimeError)           a function that is traced too often
+    ├── ForkError (RuntimeError)              TensorFlow used in a process forked after its start
+    ├── UnpicklableError (TypeError)          an object that cannot be sent to another process
+    ├── UnknownPolicyError (KeyError, ValueError)   a policy id that does not exist
+    ├── PolicyExistsError (KeyError)          a policy id that is in use
+    ├── EnvError (ValueError)                 an environment that is unknown or violates its API
     ├── WorkerError (RuntimeError)            remote workers that died, or cannot be started
     ├── FolderInUseError (RuntimeError)       a folder that another process writes to
     ├── StashError (RuntimeError)             a stashed policy that cannot be written or read
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
     ├── ExportError (ValueError)              an artefact that failed or does not agree
     │   └── MissingPackageError (RuntimeError)    an export, or a video, that needs a package
-    ├── RequestError (ValueError)             a request that a server of policies cannot answer
-    └── PolicyCheckError (AssertionError)     a policy that breaks the contract of policies
+    ├── RequestError (ValueError)             a request that a policy server cannot answer
+    └── PolicyCheckError (AssertionError)     a policy that violates the policy API
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class TfPoliciesError(Exception):
     """Base class of all errors raised by tfpolicies.
 
     Attributes:
-        advice: how the message ends, if that is what to write in Python.
-        settings: the settings that the advice gives, by name, with values as texts, for those who
-            say it in other words.
+        advice: the end of the message, if it says what to write in Python.
+        settings: the settings in the advice, by name, with values as texts, for callers that
+            phrase the advice differently.
     """
 
     __str__ = Exception.__str__  # KeyError would show the message's repr
@@ -66,7 +66,7 @@ class TfPoliciesError(Exception):
         self.args = (f"{self} {sentence}",)
 
     def advised(self: _Error, advice: str, settings: Mapping[str, Any]) -> _Error:
-        """Adds what to write in Python, and which settings that gives; returns the error.
+        """Adds advice for Python code, and the settings in it; returns the error.
 
         >>> error = ConfigError("It is dark.").advised("Set lamp=True.", {"lamp": True})
         >>> str(error), error.settings
@@ -82,7 +82,7 @@ class ConfigError(TfPoliciesError, ValueError):
 
 
 class UnknownSettingError(ConfigError, KeyError, AttributeError):
-    """A config was asked for a setting that it does not have."""
+    """A config does not have the setting that was read or set."""
 
 
 class FrozenConfigError(ConfigError, AttributeError):
@@ -106,7 +106,7 @@ class ModelSettingError(ModelError, ConfigError):
 
 
 class ModelImportError(TfPoliciesError, ValueError):
-    """A file of weights, or a model of others, is damaged, of no known kind, or does not fit."""
+    """A file of weights or a third-party model is damaged, of unknown kind, or does not fit."""
 
 
 class MissingModelFileError(ModelImportError, FileNotFoundError):
@@ -129,10 +129,10 @@ class NonFiniteError(TfPoliciesError, FloatingPointError):
     """An update gave NaN or infinity.
 
     Attributes:
-        term: what was the first not to be finite, with its value, such as "vf_loss (nan)".
+        term: the first term that is not finite, with its value, such as "vf_loss (nan)".
         policy_id: of the policy.
         iteration: of the training; None outside of an algorithm.
-        checkpoint: the last good one of the algorithm, a folder; None if there is none.
+        checkpoint: folder of the last good checkpoint of the algorithm; None if there is none.
     """
 
     term = ""
@@ -146,7 +146,7 @@ class BatchError(TfPoliciesError, ValueError):
 
 
 class MissingColumnError(BatchError, KeyError):
-    """A batch was asked for a column that it does not hold."""
+    """A batch does not have the column that was read."""
 
 
 class BatchUsageError(BatchError, AssertionError):
@@ -158,7 +158,7 @@ class UsageError(TfPoliciesError, ValueError, AssertionError):
 
 
 class FrozenPolicyError(UsageError):
-    """A frozen policy was to be changed."""
+    """An attempt to change a frozen policy."""
 
 
 class NotOfferedError(TfPoliciesError, NotImplementedError):
@@ -166,7 +166,7 @@ class NotOfferedError(TfPoliciesError, NotImplementedError):
 
 
 class PolicyOwnedError(TfPoliciesError, AttributeError):
-    """Traced code read something that belongs to one policy and not to its Program."""
+    """Traced code read an attribute that belongs to one policy and not to its Program."""
 
 
 class RetraceError(TfPoliciesError, RuntimeError):
@@ -174,7 +174,7 @@ class RetraceError(TfPoliciesError, RuntimeError):
 
 
 class ForkError(TfPoliciesError, RuntimeError):
-    """TensorFlow was asked to run in a process that was forked after it had started."""
+    """TensorFlow was used in a process that was forked after it had started."""
 
 
 class UnpicklableError(TfPoliciesError, TypeError):
@@ -182,15 +182,15 @@ class UnpicklableError(TfPoliciesError, TypeError):
 
 
 class UnknownPolicyError(TfPoliciesError, KeyError, ValueError):
-    """Nobody here holds a policy of that id."""
+    """There is no policy of that id."""
 
 
 class PolicyExistsError(TfPoliciesError, KeyError):
-    """There is a policy of that id already."""
+    """There already is a policy of that id."""
 
 
 class EnvError(TfPoliciesError, ValueError):
-    """An environment is unknown or breaks the contract of its API."""
+    """An environment is unknown or violates its API."""
 
 
 class WorkerError(TfPoliciesError, RuntimeError):
@@ -201,7 +201,7 @@ class FolderInUseError(TfPoliciesError, RuntimeError):
     """Another process, or another part of this one, writes to a folder.
 
     Attributes:
-        owner: who, as far as the folder tells.
+        owner: the process, such as "process 123".
     """
 
     def __init__(self, message: str, owner: str = "another process") -> None:
@@ -226,11 +226,11 @@ class MissingPackageError(ExportError, RuntimeError):
 
 
 class RequestError(TfPoliciesError, ValueError):
-    """A request to a server of policies is wrong, or cannot be answered now.
+    """A request to a policy server is wrong, or cannot be answered now.
 
     Attributes:
-        status: the answer's status, as HTTP has it: 400, 401, 403, 404, 405, 408, 413, 415, 429,
-            503 or 504.
+        status: the HTTP status of the response: 400, 401, 403, 404, 405, 408, 413, 415, 429, 503 or
+            504.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -239,7 +239,7 @@ class RequestError(TfPoliciesError, ValueError):
 
 
 class PolicyCheckError(TfPoliciesError, AssertionError):
-    """A policy breaks the contract that `tfpolicies.testing.check_policy` holds it to."""
+    """A policy violates the policy API that `tfpolicies.testing.check_policy` checks."""
 
 
 def show_value(value: object, limit: int = 200) -> str:
@@ -250,12 +250,12 @@ def show_value(value: object, limit: int = 200) -> str:
     """
     try:
         text = repr(value)
-    except Exception as error:  # of an integer with more digits than Python prints, for example
+    except Exception as error:  # for example, an integer with more digits than Python prints
         text = f"a {type(value).__name__} that cannot be shown ({error})"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-_LONGEST_COMPARED = 256  # characters; comparing takes time that grows with their square
+_LONGEST_COMPARED = 256  # characters; the time of a comparison grows with their square
 
 
 def near_matches(name: object, known: Iterable[str], limit: int = 3) -> str:

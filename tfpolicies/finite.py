@@ -1,4 +1,4 @@
-"""Whether numbers are real and finite, asked so often that it must cost next to nothing."""
+"""Fast checks that numbers are real and finite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 NO_NUMBERS = "cSUOMm"
-"""The kinds of dtypes that are no real numbers, though NumPy would turn most of them into some."""
+"""Kinds of dtypes that are not real numbers, though NumPy would convert most of them."""
 
 _MANY = 4096
 
@@ -21,12 +21,12 @@ def real(array: np.ndarray) -> np.ndarray:
         TypeError: if it has text, objects or complex numbers.
     """
     if array.dtype.kind in NO_NUMBERS:
-        raise TypeError(f"{array.dtype} is no real number")
+        raise TypeError(f"{array.dtype} is not a real number type")
     return array
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether an array of floats has neither NaN nor infinity; True for other dtypes.
+    """Returns True if an array of floats has neither NaN nor infinity; True for other dtypes.
 
     >>> is_finite(np.array([1.0, 1e200])), is_finite(np.array([1.0, np.nan]))
     (True, False)
@@ -35,7 +35,7 @@ def is_finite(array: np.ndarray) -> bool:
 
 
 def all_finite(arrays: Iterable[np.ndarray]) -> bool:
-    """Whether all of some arrays are finite.
+    """Returns True if all of some arrays are finite.
 
     Bytes of few numbers are searched much faster than `all` reduces. For many, a finite sum of
     squares is enough. Large numbers overflow it, so only if it is not finite, all numbers are
@@ -53,7 +53,7 @@ def all_finite(arrays: Iterable[np.ndarray]) -> bool:
 
 
 def first_bad(arrays: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Returns where the first number of named arrays is that is not finite, and its value.
+    """Returns the location of the first number of named arrays that is not finite, and its value.
 
     >>> first_bad({"weights['bias']": np.zeros(2), "weights['kernel']": np.array([[1.0, np.nan]])})
     ("weights['kernel'][0, 1]", nan)

@@ -1,4 +1,4 @@
-"""Packages whose names are imported on first use, so that importing the package costs nothing."""
+"""Lazy imports (PEP 562): names of a package are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def lazily(name: str, homes: Mapping[str, str], package: dict[str, Any]) -> Any:
-    """Returns a name of a package, for its `__getattr__`, and keeps it there.
+    """Returns a name of a package, for its `__getattr__`, and stores it in the package.
 
     Args:
-        name: what is looked up.
+        name: the name.
         homes: the module of each name of the package.
         package: the package's `globals()`.
 
     Raises:
         AttributeError: if the package has no such name.
-        ConfigError: if Keras runs on another backend than TensorFlow.
+        ConfigError: if Keras uses another backend than TensorFlow.
         MissingPackageError: if it needs a package that is not installed.
     """
     if name not in homes:

@@ -1,7 +1,7 @@
-"""What of this package a file may name: marked where it is defined, each for one place.
+"""Allow-list of the classes and functions of this package that a file may name.
 
-A class is marked once, at its base, for itself and all of its subclasses; a function has no base
-that could be checked, so each one is marked itself. See
+Each is marked at its definition, for one role in files. A mark on a class also covers its
+subclasses; each function is marked separately. See
 `docs/decisions/003-import-paths-in-checkpoints.md`.
 """
 
@@ -17,7 +17,7 @@ _MARKED: dict[str, list[Any]] = {}
 
 
 def for_place(place: str) -> Callable[[_Marked], _Marked]:
-    """Returns what marks a class with its subclasses, or a function, for one place in files.
+    """Returns a decorator that allows a class with its subclasses, or a function, in one role.
 
     >>> @for_place("greeting of an example")
     ... def hello(): ...
@@ -33,7 +33,7 @@ def for_place(place: str) -> Callable[[_Marked], _Marked]:
 
 
 def fits(value: object, place: str) -> bool:
-    """Whether a class that can be made, or a function, bears the mark of a place."""
+    """Returns True if a concrete class, or a function, is allowed in a role."""
     marked = _MARKED.get(place, [])
     if isinstance(value, type):
         bases = tuple(each for each in marked if isinstance(each, type))

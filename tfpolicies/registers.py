@@ -1,4 +1,4 @@
-"""Names that a process or an installed package gives to objects of its own."""
+"""Registries of objects by name: registered in the process, or entry points of packages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 class Register(dict[str, Any]):
-    """The objects of one kind by name.
+    """Objects of one kind by name.
 
-    It belongs to the process: workers are told of it (`distributed/names.py`), and whoever loads a
-    checkpoint elsewhere registers there.
+    It belongs to the process: workers are sent its content (`distributed/names.py`), and a process
+    that loads a checkpoint registers its names itself.
 
     Args:
-        what: what has these names, for messages.
-        error: raised for a name that is none.
-        known: what it holds from the beginning.
+        what: description of the objects, for messages.
+        error: raised for an invalid name.
+        known: the initial content.
 
     >>> pets = Register("A pet", ValueError)
     >>> pets.add("rex", "dog")
@@ -34,23 +34,23 @@ class Register(dict[str, Any]):
         self._error = error
 
     def add(self, name: str, found: object) -> None:
-        """Gives an object a name, which it takes from another one.
+        """Registers an object under a name, replacing another object of that name.
 
         Raises:
-            Exception: the register's error, if the name is no text or empty.
+            Exception: the register's error, if the name is not a text or is empty.
         """
         if not isinstance(name, str) or not name:
             raise self._error(f"{self._what}'s name must be a non-empty str, got {name!r}.")
         self[name] = found
 
     def find(self, name: object) -> Any:
-        """Returns the object that has a name; None if there is none, or it is no name."""
+        """Returns the object of a name; None if there is none, or the name is invalid."""
         return self.get(name) if isinstance(name, str) else None
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Returns what installed packages name in a group of entry points; of one name, the first."""
-    from importlib.metadata import entry_points  # an eighth of the start of an environment process
+    """Returns the entry points of a group by name; of several with one name, the first."""
+    from importlib.metadata import entry_points  # slow to import
 
     found: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=group):
@@ -59,19 +59,19 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def told(kind: str, entry_point: EntryPoint) -> str:
-    """Returns how messages call what a package names, given what kind of thing it is."""
+    """Returns how messages describe an entry point of some kind."""
     dist = entry_point.dist
     package = "a package" if dist is None else f"the package {dist.name} {dist.version}"
     return f"The {kind} {entry_point.name!r} of {package}"
 
 
 def import_installed(kind: str, entry_point: EntryPoint, attribute: str = "") -> Any:
-    """Returns what a package names.
+    """Imports the object of an entry point.
 
     Args:
-        kind: of thing, for messages.
+        kind: of the object, for messages.
         entry_point: of the package.
-        attribute: what is meant of a module where the entry point does not say; "" for the module.
+        attribute: default attribute if the entry point names only a module; "" for the module.
 
     Raises:
         ConfigError: if it cannot be imported; the message names the package.
@@ -83,5 +83,5 @@ def import_installed(kind: str, entry_point: EntryPoint, attribute: str = "") ->
     except Exception as error:
         raise ConfigError(
             f"{told(kind, entry_point)} cannot be imported from {entry_point.value!r}: "
-            f"{type(error).__name__}: {error}. Mend that package, or uninstall it."
+            f"{type(error).__name__}: {error}. Fix or uninstall that package."
         ) from error

@@ -1,4 +1,4 @@
-"""What values must be, in code and in words."""
+"""Validators of values, with descriptions for messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 
 class Rule(NamedTuple):
-    """What a value must be, in code and in words.
+    """Validator of a value, with a description for messages.
 
     Attributes:
-        holds: whether a value is that.
-        words: what stands behind "must be" in messages.
-        hint: what a message adds to the words for a wrong value; empty for nothing.
+        holds: returns True for a valid value.
+        words: completes "must be ..." in messages.
+        hint: returns an addition to the message about an invalid value, or "".
     """
 
     holds: Callable[[Any], bool]
@@ -22,29 +22,29 @@ class Rule(NamedTuple):
     hint: Callable[[Any], str] = lambda value: ""
 
     def or_none(self) -> Rule:
-        """Returns the rule that allows None, too."""
+        """Returns a validator that also allows None."""
         return Rule(lambda x: x is None or self.holds(x), f"None or {self.words}", self.hint)
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a real number that a float can hold (and not a bool or NaN)."""
+    """Returns True if `value` is a real number that a float can hold (and not a bool or NaN)."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and not math.isnan(_as_float(value))
 
 
 def is_finite(value: object) -> bool:
-    """Whether `value` is a finite real number, Python's or NumPy's (and not a bool)."""
+    """Returns True if `value` is a finite real number, Python's or NumPy's (and not a bool)."""
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_real and math.isfinite(_as_float(value))
 
 
 def is_one_of(value: object, *choices: object) -> bool:
-    """Whether `value` equals one of the choices; arrays, which compare by element, never do."""
+    """Returns True if `value` equals one of the choices; arrays never do."""
     return isinstance(value, Hashable) and value in choices
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold a text: it has no lone surrogates."""
+    """Returns True if UTF-8 can hold a text: it has no lone surrogates."""
     return text.encode(errors="ignore").decode() == text
 
 
@@ -57,11 +57,11 @@ def _as_float(number: Any) -> float:
 
 
 def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> bool:
-    """Whether a value is `[[timestep, number], ...]` with increasing timesteps.
+    """Returns True if a value is `[[timestep, number], ...]` with increasing timesteps.
 
     Args:
         value: anything.
-        is_one: what counts as a number.
+        is_one: checks one number.
     """
     if not isinstance(value, list | tuple) or not value:
         return False
@@ -72,22 +72,22 @@ def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> boo
 
 
 def is_count(value: object, least: int = 1) -> bool:
-    """Whether `value` is an integer of at least `least` (and not a bool)."""
+    """Returns True if `value` is an integer of at least `least` (and not a bool)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def count(least: int) -> Rule:
-    """Returns the rule of integers >= `least`."""
+    """Returns a validator of integers >= `least`."""
     return Rule(lambda x: is_count(x, least), f"an integer >= {least}")
 
 
 def one_of(*choices: object) -> Rule:
-    """Returns the rule of a few values."""
+    """Returns a validator that allows only some values."""
     return Rule(lambda x: is_one_of(x, *choices), f"one of {choices}")
 
 
 def function(words: str) -> Rule:
-    """Returns the rule of callables, which the words describe."""
+    """Returns a validator of callables with the given description."""
     return Rule(callable, words)
 
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Scalar: TypeAlias = "bool | int | float | np.generic"
-"""One number or truth value of Python or NumPy."""
+"""One number or bool of Python or NumPy."""
 
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", None]
-"""A value that JSON has."""
+"""A JSON value."""
 
 Structure: TypeAlias = Union[
     np.ndarray, "Scalar", "str", "Sequence[Structure]", "Mapping[str, Structure]"
@@ -26,7 +26,7 @@ Structure: TypeAlias = Union[
 """Arrays and numbers nested in dicts, tuples and lists, such as an observation or an action."""
 
 Memory: TypeAlias = "Sequence[Structure] | Mapping[str, Structure]"
-"""The memory of a model: arrays in a list, or in dicts."""
+"""The recurrent state of a model: arrays in a list, or in dicts."""
 
 TensorStructure: TypeAlias = Union[
     "tf.Tensor", "Sequence[TensorStructure]", "Mapping[str, TensorStructure]"

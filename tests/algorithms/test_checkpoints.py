@@ -181,7 +181,7 @@ def test_a_policy_that_is_saved_alone_warns_of_what_has_no_import_path(tmp_path)
         pass
 
     policy = config(SeededEnv).callbacks(Local).build().get_policy()
-    with pytest.warns(UserWarning, match=r"stored by name only: .*Local\. Loading asks"):
+    with pytest.warns(UserWarning, match=r"stored by name only: .*Local\. Loading requires"):
         policy.export_checkpoint(tmp_path)
 
 

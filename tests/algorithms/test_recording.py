@@ -177,8 +177,8 @@ def test_environments_of_pettingzoo_are_recorded(tmp_path: Path, name: str) -> N
     [
         (filmed.Blind, r"Blind has no render_mode 'rgb_array'.*is \['ansi'\].*Write a `render`"),
         (filmed.Broken, "Broken must render pictures.*`render` gave str"),
-        ("envpool:CartPole-v1", "EnvPool gives observations alone.*ALE/Pong-v5"),
-        (lambda: SyncVectorEnv([filmed.Painted]), "steps its environments together"),
+        ("envpool:CartPole-v1", "EnvPool returns only observations.*ALE/Pong-v5"),
+        (lambda: SyncVectorEnv([filmed.Painted]), "is a vector environment"),
         ("CartPole-v9", "registered"),
     ],
     ids=["no-mode", "no-picture", "envpool", "vector", "unknown"],

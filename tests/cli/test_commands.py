@@ -264,7 +264,7 @@ def test_a_setting_is_given_by_one_word_of_the_command(
 
 def test_another_backend_of_keras_is_named_in_one_line(here: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_HOME), "KERAS_BACKEND": "torch"}
-    told = "Keras must compute with TensorFlow here, but the environment variable KERAS_BACKEND"
+    told = "Keras must use TensorFlow as its backend, but the environment variable KERAS_BACKEND"
     for words in (
         ["-m", "tfpolicies", "train", "CartPole-v1"],
         ["-c", "import tfpolicies; tfpolicies.PPOConfig"],
@@ -351,7 +351,7 @@ def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
     done = iterations(run)
     assert done == list(range(1, len(done) + 1))
     told, *_, saved, _, hint = errors.splitlines()
-    assert told.startswith("Interrupted: training ends and saves after this iteration.")
+    assert told.startswith("Interrupted: training saves and ends after this iteration.")
     assert saved == f"Interrupted. Saved in runs/{run.name}/checkpoints/latest."
     command = shlex.split(hint)
     assert command[1:] == ["-m", "tfpolicies", "train", "--resume", f"runs/{run.name}"]

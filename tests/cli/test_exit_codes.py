@@ -137,7 +137,7 @@ def program(code: str, *words: str, **settings: object) -> "subprocess.Popen[str
     [
         (
             "exit",
-            r"`step\(.\)` of environment 0 of worker 0 was to end the process: SystemExit\(0\)",
+            r"`step\(.\)` of environment 0 of worker 0 tried to end the process: SystemExit\(0\)",
         ),
         ("raise", r"ZeroDivisionError: the wheel came off \(.*world_of_a_user.py:\d+, in happen\)"),
     ],
@@ -243,7 +243,7 @@ def test_a_signal_lets_the_iteration_end_and_saves_it(
     assert train(monkeypatch, name, 2 * BATCH + 3, "--checkpoint-every", "1000") == status
     assert [signal.getsignal(number) for number in (2, 15, 1)] == found
     run, errors = the_run(here), capfd.readouterr().err
-    assert f"{told}: training ends and saves after this iteration." in errors
+    assert f"{told}: training saves and ends after this iteration." in errors
     assert f"{told}. Saved in runs/{run.path.name}/checkpoints/latest." in errors
     assert iterations(run) == [1, 2, 3]
     monkeypatch.setenv("AT", "0")
@@ -384,7 +384,10 @@ def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_no
     finally:
         sys.setswitchinterval(interval)
     assert reached == [signal.SIGTERM]
-    line = "Terminated: training ends and saves after this iteration. Once more ends it at once.\n"
+    line = (
+        "Terminated: training saves and ends after this iteration. A second signal ends it at "
+        "once.\n"
+    )
     assert capfd.readouterr().err == line
 
 

@@ -93,13 +93,13 @@ def test_a_step_without_reward_after_an_end_is_a_reset():
     ("mode", "kind", "why"),
     [
         (SAME, Paying, "steps continue after an episode's end without a reset"),
-        (NEXT, PayingLater, "its rewards do not tell a reset from a step"),
-        (SAME, PayingLater, "its rewards do not tell a reset from a step"),
+        (NEXT, PayingLater, "its rewards do not distinguish a reset from a step"),
+        (SAME, PayingLater, "its rewards do not distinguish a reset from a step"),
     ],
 )
 def test_what_cannot_be_found_out_is_refused(mode, kind, why):
     algorithm = built(lambda context: Unsaid(mode, "none", kind))
-    with pytest.raises(EnvError, match=rf"{why}\. State the mode in its class: metadata ="):
+    with pytest.raises(EnvError, match=rf"{why}\. Declare the mode in its class: metadata ="):
         algorithm.worker.sample()
     algorithm.stop()
 

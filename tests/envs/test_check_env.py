@@ -168,7 +168,7 @@ def test_a_game_in_which_nobody_can_move_is_named():
         def play(self, actions):
             return {}, {}, {"__all__": False}, {"__all__": False}, {}
 
-    with pytest.raises(EnvError, match="Nobody had an observation for 100 steps"):
+    with pytest.raises(EnvError, match="No agent had an observation for 100 steps"):
         check_env(Stuck())
 
 

@@ -242,14 +242,14 @@ def test_an_environment_itself_is_refused_where_more_are_needed(change, words):
 
 def test_an_evaluation_that_nobody_announced_refuses_the_environment_of_training():
     algorithm = small_ppo(CountingEnv()).environment(env_config={}).build()
-    with pytest.raises(EnvError, match="evaluation needs environments of its own"):
+    with pytest.raises(EnvError, match="evaluation needs separate environments"):
         algorithm.evaluate()
     algorithm.stop()
 
 
 def test_a_creator_that_gives_one_environment_again_is_refused():
     one = CountingEnv()
-    with pytest.raises(EnvError, match="gives one environment again and again, but 2"):
+    with pytest.raises(EnvError, match="returned the same environment twice, but 2"):
         make_environments(lambda env_config: one, 2, EnvContext({}))
 
 

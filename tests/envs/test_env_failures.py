@@ -161,7 +161,7 @@ SINGLE = ("step", "exit", "reward", "tuple", *BAD_OBSERVATIONS)
 SEVERAL = ("step", "exit", "reward", *BAD_OBSERVATIONS, "agents", "flags", "infos")
 WORDS = {
     "step": "the wheel came off",
-    "exit": r"`step\(.*\)` of environment 1.* was to end the process: SystemExit\(0\)",
+    "exit": r"`step\(.*\)` of environment 1.* tried to end the process: SystemExit\(0\)",
     "reset": "no episode today",
     "reward": "nan",
     "tuple": "must return",
@@ -225,8 +225,8 @@ def test_a_reset_that_fails_is_done_again_in_a_new_environment(source, caplog):
     batches, metrics = sampled(worker)
     assert [m.episode_faulty for m in metrics] == [False] * len(metrics)
     assert [env.number for env in Breaking.made] == [0, 1, 1]
-    assert "Environment 1 of worker 0 is made anew" in caplog.text
-    assert "broke in reset(seed=None): RuntimeError: no episode today" in caplog.text
+    assert "Environment 1 of worker 0 is re-created" in caplog.text
+    assert "failed in reset(seed=None): RuntimeError: no episode today" in caplog.text
     assert all(np.isfinite(batch["obs"]).all() for batch in batches)
     worker.stop()
 
@@ -241,9 +241,9 @@ def test_an_environment_may_break_any_number_of_times_and_the_rate_is_told(caplo
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10 + 9 + 1  # 1 to 10, 20 to 100, and 200
     assert lines[-1].startswith(
-        "Environment 1 of worker 3 is made anew, and its episode is dropped"
+        "Environment 1 of worker 3 is re-created, and its episode is dropped"
     )
-    assert lines[-1].endswith("So far there were 200 breaks and 7 whole episodes.")
+    assert lines[-1].endswith("So far there were 200 failures and 7 whole episodes.")
 
 
 class Stuck(Breaking):
@@ -269,7 +269,7 @@ def stuck_vector(config):
 @pytest.mark.parametrize("source", [Stuck, StuckTeam, stuck_vector])
 def test_an_environment_that_never_completes_a_step_is_given_up(source):
     worker = worker_of(source, "none of these")
-    words = "Environment 0 of worker 0 broke 200 times in a row without completing a step"
+    words = "Environment 0 of worker 0 failed 200 times in a row without completing a step"
     with pytest.raises(EnvError, match=words):
         worker.sample()
     worker.stop()
@@ -279,7 +279,7 @@ def test_an_environment_that_never_completes_a_step_is_given_up(source):
 @pytest.mark.parametrize("source", [Breaking, Team])
 def test_an_environment_is_given_up_where_a_limit_is_set(source):
     worker = worker_of(source, "step", always=True, max_num_sub_environment_restarts=4)
-    words = r"broke 5 times without a whole episode, and max_num_sub_environment_restarts=4; at"
+    words = r"failed 5 times without a whole episode, and max_num_sub_environment_restarts=4; at"
     with pytest.raises(EnvError, match=words):
         sampled(worker, 20)
     worker.stop()
@@ -302,7 +302,7 @@ def test_what_a_callback_raises_about_a_new_environment_is_no_break_of_it(monkey
 @pytest.mark.parametrize("source", [Breaking, Team])
 def test_environments_of_which_none_can_be_reset_are_given_up(source):
     worker = worker_of(source, "reset", always=True)
-    with pytest.raises(EnvError, match="Environment 0 of worker 0 was made anew 10 times"):
+    with pytest.raises(EnvError, match="Environment 0 of worker 0 was re-created 10 times"):
         worker.sample()
     worker.stop()
 

@@ -187,13 +187,13 @@ def test_every_way_to_name_an_environment_works():
     [
         (
             Team,
-            "has several agents, and env_processes is for environments with one",
+            "has several agents, but env_processes supports environments with one",
         ),
         (
             lambda context: counting_vector(AutoresetMode.SAME_STEP),
-            "steps its environments together by itself",
+            "is a vector environment, so its environments cannot be spread",
         ),
-        (NeedsC(1, 1.0), "env_processes=2 has environments made in other processes"),
+        (NeedsC(1, 1.0), "env_processes=2 makes environments in other processes"),
         ("helpers.process_envs:Absent", "could not be imported"),
         ("NoSuchEnv-v0", "No environment 'NoSuchEnv-v0' is registered"),
         (lambda context: 3, "must give a gymnasium.Env"),
@@ -301,7 +301,7 @@ SHARED = "The process of environments 0 to 1 of worker 0 has ended in `step` of 
 FAULTS = {
     "raise": (ZeroDivisionError, "the wheel came off"),
     "own error": (EnvError, "WheelError: 3 wheels came off on the left"),
-    "exit": (EnvError, r"`step\(.\)` of environment 1 of worker 0 was to end .* SystemExit\(2\)"),
+    "exit": (EnvError, r"`step\(.\)` of environment 1 of worker 0 tried to end .* SystemExit\(2\)"),
     "nan": (EnvError, "observation that `step` of environment 1 of worker 0 gave is not finite"),
     "killed": (EnvError, rf"{SHARED}: SIGKILL\. .* memory runs out"),
     "crash": (EnvError, rf"{SHARED}: SIGSEGV\."),
@@ -325,7 +325,7 @@ def test_a_fault_names_the_environment_and_what_it_was(worker_for, kind, caplog)
         assert "nvironment 1" in f"{raised.value} {notes}"
     if kind in ("raise", "own error"):
         assert "process_envs.py" in str(raised.value.__cause__)
-        assert "broke in step(" in notes
+        assert "failed in step(" in notes
     if kind in ("hang", "native hang", "crash"):
         assert "process_envs.py" in caplog.text  # the line where it was
 
@@ -363,13 +363,13 @@ def test_another_process_takes_the_place_of_one_that_ended(worker_for, kind, tmp
     assert sum(x.episode_faulty for x in metrics) == 2  # of both environments of the process
     assert all(x.episode_length == 4 for x in metrics if not x.episode_faulty)
     assert len(set(before) & set(after)) == 1
-    assert "Environment 1 of worker 0 is made anew" in caplog.text
+    assert "Environment 1 of worker 0 is re-created" in caplog.text
 
 
 def test_a_process_that_keeps_ending_is_an_error_at_the_limit(worker_for):
     faults = {"restart_failed_sub_environments": True, "max_num_sub_environment_restarts": 2}
     worker = worker_for(Faulty, {"kind": "killed", "episode": 0}, processes=3, faults=faults)
-    with pytest.raises(EnvError, match=r"broke 3 times without a whole episode") as raised:
+    with pytest.raises(EnvError, match=r"failed 3 times without a whole episode") as raised:
         sample(worker, 20)
     assert "nvironment 1" in str(raised.value)
 

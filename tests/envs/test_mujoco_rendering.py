@@ -71,7 +71,7 @@ def test_a_driver_that_crashes_ends_its_own_process_and_is_named(
 ) -> None:
     monkeypatch.setattr(mujoco_drawing, "_PROGRAM", CRASHES)
     said = refusal(robot())
-    assert said.startswith("The environment 'Hopper-v5' could not be rendered: MuJoCo draws in")
+    assert said.startswith("The environment 'Hopper-v5' could not be rendered: MuJoCo renders in")
     assert "(MUJOCO_GL='egl': SIGSEGV ended it; MUJOCO_GL='osmesa': SIGSEGV ended it)" in said
     assert said.endswith("apt-get install libegl1 libgl1-mesa-dri.")
     assert "MUJOCO_GL" not in os.environ
@@ -90,7 +90,7 @@ def test_the_way_that_the_user_set_is_the_only_one(monkeypatch: pytest.MonkeyPat
     said = refusal(env)
     assert "(MUJOCO_GL='glfw': FatalError: an OpenGL platform library has not been loaded" in said
     assert "egl'" not in said
-    assert said.endswith("Or unset MUJOCO_GL: then each way is tried.")
+    assert said.endswith("Or unset MUJOCO_GL: then each backend is tried.")
 
 
 def test_a_value_that_mujoco_does_not_know_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

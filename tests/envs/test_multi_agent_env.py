@@ -163,7 +163,7 @@ def test_a_creator_of_agents_gives_copies():
     with pytest.raises(EnvError, match="has several agents, but one policy is to act"):
         make_environments(Staggered, 1, EnvContext({}))
     one = Staggered()
-    with pytest.raises(EnvError, match="gives one environment again and again"):
+    with pytest.raises(EnvError, match="returned the same environment twice"):
         make_any_environments(lambda context: one, 2, EnvContext({}))
 
 

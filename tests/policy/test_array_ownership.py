@@ -146,5 +146,5 @@ def test_an_environment_that_writes_to_its_actions_is_named(several, caplog):
     with pytest.raises(ValueError, match="read-only") as found:
         algorithm.train()
     noted = "".join([*getattr(found.value, "__notes__", []), caplog.text])
-    assert "Environment 0 of worker 0 broke in step(" in noted
+    assert "Environment 0 of worker 0 failed in step(" in noted
     assert told in noted

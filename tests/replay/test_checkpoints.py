@@ -211,10 +211,10 @@ def test_damaged_segments_are_refused_and_change_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="is damaged"):
         load(tmp_path)
     (tmp_path / name).write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match="missing or cut"):
+    with pytest.raises(CheckpointError, match="missing or truncated"):
         load(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(CheckpointError, match="missing or cut"):
+    with pytest.raises(CheckpointError, match="missing or truncated"):
         load(tmp_path)
 
 

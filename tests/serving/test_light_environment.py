@@ -134,7 +134,7 @@ def test_names_that_need_more_say_what_to_install(python, tmp_path):
     _, said = run(python, "-c", "import tfpolicies; tfpolicies.PPOConfig", folder=tmp_path)
 
     assert "tfpolicies.PPOConfig needs the package " in said
-    assert "tfpolicies-serve only serves exports; tfpolicies brings TensorFlow" in said
+    assert "tfpolicies-serve only serves exports; tfpolicies depends on TensorFlow" in said
 
 
 def test_a_run_is_not_exported_there(python, tmp_path):

@@ -104,7 +104,7 @@ def test_names_that_overlap_are_charged_as_often_as_they_are_read():
             place = table + 8 + 40 * entry
             image[place : place + 8] = (offset + number).to_bytes(8, "little")
             number += 1
-    with pytest.raises(CheckpointError, match="longer together than the file"):
+    with pytest.raises(CheckpointError, match="together they are longer than the file"):
         unpack_arrays(bytes(image))
 
 

@@ -407,7 +407,9 @@ ESCAPES = ["../secret.h5", "/etc/passwd", "sub/weights.h5", "", ".", "policy.jso
 def test_array_files_outside_the_folder_are_refused(name, tmp_path):
     write_policy(tmp_path)
     reseal(tmp_path / "policy.json", lambda c: c["arrays"]["weights"].update(file=name))
-    with pytest.raises(CheckpointError, match=r"policy\.json'.*'weights'.*no array file of this"):
+    with pytest.raises(
+        CheckpointError, match=r"policy\.json'.*'weights'.*not an array file of this"
+    ):
         read_policy(tmp_path)
 
 

@@ -187,7 +187,7 @@ def test_who_waits_for_a_stopped_export_gets_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_lock, "_PATIENCE", 0.1)
     with alone_in(tmp_path) as is_alone:
         assert is_alone
-        with pytest.raises(FolderInUseError, match=r"Let that process go on, or end it"):
+        with pytest.raises(FolderInUseError, match=r"Let that process continue, or end it"):
             alone_in(tmp_path).__enter__()
     with alone_in(tmp_path) as is_alone:
         assert is_alone

@@ -137,7 +137,7 @@ def test_a_hand_written_policy_is_held_to_what_it_can_do():
         *("checkpoint", "learning", "untouched"),
     }
     notes = {result.check: result.note for result in report.results}
-    assert notes["traces"] == "traces are counted by a Program, and a hand-written policy has none"
+    assert notes["traces"] == "traces are counted by a Program, and a custom policy has none"
 
 
 class Remembers(HandWritten):
@@ -393,23 +393,26 @@ def by_hand(cls, obs=factories.OBS):
 
 
 BROKEN = {
-    "outputs": (lambda: by_hand(WrongDtype), "give actions as int64"),
+    "outputs": (lambda: by_hand(WrongDtype), "return actions as int64"),
     "action_space": (lambda: by_hand(OutOfSpace), r"env_action\(explore=True\) to be in Discrete"),
-    "batch_invariance": (lambda: by_hand(LooksAtTheBatch), "of 12 to give the same alone"),
+    "batch_invariance": (lambda: by_hand(LooksAtTheBatch), "of 12 to give the same by itself"),
     "determinism": (lambda: by_hand(GlobalNoise), "never from global ones"),
-    "memory": (lambda: tf_policy(Forgets, model=LSTM), "6 single steps to give what one sequence"),
+    "memory": (
+        lambda: tf_policy(Forgets, model=LSTM),
+        "6 single steps to give the same as one sequence",
+    ),
     "masks": (lambda: by_hand(IgnoresMasks, MASKED), r"under the mask \["),
     "log_likelihoods": (lambda: tf_policy(OtherLikelihoods), "the action_logp of the same rows"),
     "distribution": (lambda: drawing(Overconfident), r"`entropy` to be .* as samples show"),
     "aliasing": (lambda: by_hand(HandsOutItsWeights), "get_weights to return copies"),
-    "state": (lambda: by_hand(LosesItsGenerator), "to explore as the original"),
+    "state": (lambda: by_hand(LosesItsGenerator), "to explore like the original"),
     "checkpoint": (lambda: tf_policy(SavesOldWeights), "restore what export_checkpoint saved"),
     "learning": (lambda: tf_policy(LearnsNothing), "change at least one weight"),
     "gradients": (lambda: tf_policy(AppliesGradientsEarly), "compute_gradients to change nothing"),
-    "learner": (lambda: tf_policy(ShiftsItsRows), "what acting computed for the same rows"),
+    "learner": (lambda: tf_policy(ShiftsItsRows), "the same as acting for the same rows"),
     "traces": (lambda: tf_policy(TracesAnew), "act on 2 rows': '0 -> "),
-    "runtimes": (lambda: tf_policy(DriftingTF2Policy), "DriftingTF1Policy to act as Drifting"),
-    "exports": (lambda: tf_policy(ExportsSomethingElse), "the exported player to act as"),
+    "runtimes": (lambda: tf_policy(DriftingTF2Policy), "DriftingTF1Policy to act like Drifting"),
+    "exports": (lambda: tf_policy(ExportsSomethingElse), "the exported player to act like"),
     "untouched": (lambda: by_hand(SharesItsWeights), "nothing mutable on the class"),
 }
 
@@ -440,8 +443,8 @@ ALONE = {"outputs", "action_space", "batch_invariance", "masks"}
     ("cls", "text"),
     [
         (KeepsWhatItGets, "set_weights to copy its argument"),
-        (EatsItsArgument, "set_state to leave its argument alone"),
-        (WritesIntoObservations, "compute_actions to leave its arguments alone"),
+        (EatsItsArgument, "set_state not to change its argument"),
+        (WritesIntoObservations, "compute_actions not to change its arguments"),
     ],
 )
 def test_every_way_in_and_out_is_checked_for_aliasing(cls, text):

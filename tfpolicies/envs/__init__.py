@@ -1,4 +1,4 @@
-"""Environments, stepped many at a time behind one interface."""
+"""Adapters that step many environments through one interface."""
 
 from tfpolicies.envs.checking import check_env
 

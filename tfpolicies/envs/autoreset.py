@@ -1,4 +1,4 @@
-"""How a vector environment resets the environments whose episodes end."""
+"""Autoreset modes: how vector environments reset the environments whose episodes end."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tfpolicies.errors import EnvError, show_value
 
 Infos: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 _FINAL = ("final_obs", "final_observation", "terminal_observation")
-"""The keys of infos under which vector environments keep the last observation of an episode."""
+"""Keys of infos for the last observation of an episode."""
 
 
 def stated_mode(env: VectorEnv) -> AutoresetMode | None:
-    """Returns the mode in an environment's metadata; None if it has none.
+    """Returns the autoreset mode in an environment's metadata; None if it has none.
 
     Raises:
-        EnvError: if there is no such mode.
+        EnvError: if the metadata names an unknown mode.
     """
     mode = (env.metadata or {}).get("autoreset_mode")
     try:
@@ -32,7 +32,7 @@ def stated_mode(env: VectorEnv) -> AutoresetMode | None:
 
 
 def final_observations(infos: Infos, indices: Sequence[int]) -> Any:
-    """Returns the last observations of ended episodes that the infos of a step have.
+    """Returns the last observations of ended episodes from the infos of a step.
 
     Args:
         infos: a dict of arrays, or a sequence of N dicts.
@@ -53,9 +53,9 @@ def final_observations(infos: Infos, indices: Sequence[int]) -> Any:
 
 
 class ModeFinder:
-    """Finds the mode of an environment that does not state it, from its first episode that ends.
+    """Detects the mode of an environment that does not declare it, from its first ended episode.
 
-    Infos with the last observation mean SAME_STEP. Without it, the step after the end tells: in
+    Infos with the last observation mean SAME_STEP. Without them, the step after the end decides: in
     NEXT_STEP it only resets, so it has no reward. It differs from an ordinary step if the first
     steps of episodes have rewards.
 
@@ -69,13 +69,13 @@ class ModeFinder:
         self._first_steps_earn = False
 
     def reset(self) -> None:
-        """Notes that all environments begin an episode."""
+        """Records that all environments begin an episode."""
         self._begins = True
 
     def find(
         self, rewards: np.ndarray, ends: np.ndarray, ended: np.ndarray | None, infos: Infos
     ) -> AutoresetMode | None:
-        """Returns the mode, or None as long as no episode has shown it.
+        """Returns the mode, or None until an episode has shown it.
 
         Args:
             rewards: of a step, `[N]`.
@@ -84,13 +84,13 @@ class ModeFinder:
             infos: of the step.
 
         Raises:
-            EnvError: if it cannot be found out, or last observations are lost.
+            EnvError: if the mode cannot be detected, or last observations are lost.
         """
         if ended is not None:
             if rewards[ended].any() or ends[ended].any():
                 raise self._unknown("steps continue after an episode's end without a reset")
             if not self._first_steps_earn:
-                raise self._unknown("its rewards do not tell a reset from a step")
+                raise self._unknown("its rewards do not distinguish a reset from a step")
             return AutoresetMode.NEXT_STEP
         if self._begins:
             self._begins, self._first_steps_earn = False, bool(rewards.all())
@@ -100,8 +100,9 @@ class ModeFinder:
 
     def _unknown(self, why: str) -> EnvError:
         return EnvError(
-            f"How {self._env} resets is unknown: its metadata has no 'autoreset_mode', its infos "
-            f"have no last observation of an episode, and {why}. State the mode in its class: "
+            f"The autoreset mode of {self._env} is unknown: its metadata has no 'autoreset_mode', "
+            f"its infos lack the last observation of an episode, and {why}. Declare the mode in "
+            "its class: "
             'metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}, or SAME_STEP '
             "with infos['final_obs'], or DISABLED."
         )

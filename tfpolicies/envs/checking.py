@@ -1,4 +1,4 @@
-"""What is wrong with an environment: played with random actions, explained in one sentence."""
+"""Checks an environment by playing random actions, and reports the first fault in one sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FLAGS = (bool, np.bool_)
 def check_env(
     env: gym.Env, *, steps: int = 200, seed: int = 0, action_mask_key: str = "action_mask"
 ) -> None:
-    """Plays an environment with random actions, and explains what is wrong with it.
+    """Plays an environment with random actions, and reports the first fault.
 
     Masks of Discrete actions, under the key `action_mask_key` of Dict observations, are respected.
     The environment is left in the middle of an episode.
@@ -47,7 +47,7 @@ def check_env(
     if not isinstance(env, gym.Env):
         raise EnvError(
             "check_env takes a gymnasium.Env, a MultiAgentEnv or an environment of PettingZoo, got "
-            f"{type(env).__name__}. Give an instance, not a class or a name."
+            f"{type(env).__name__}. Pass an instance, not a class or a name."
         )
     kind: Any = _MultiAgentCheck if isinstance(env, MultiAgentEnv) else _SingleAgentCheck
     check = kind(env, np.random.default_rng(seed), action_mask_key)
@@ -61,8 +61,8 @@ def check_env(
 def check_new_env(make: Callable[[int], Any], steps: int, action_mask_key: str) -> None:
     """Plays a few steps of a new environment and closes it; see `check_env`.
 
-    One whose `_skip_env_checking` is true, or that leaves its spaces to the policies, is only made
-    and closed. The global generators of random numbers stay as they were.
+    An environment whose `_skip_env_checking` is true, or whose spaces are set by the policies, is
+    only made and closed. The state of the global random generators is restored.
 
     Args:
         make: makes the environment of an index; called with 0.
@@ -88,7 +88,7 @@ def _may_be_checked(env: gym.Env) -> bool:
 
 @contextlib.contextmanager
 def same_randomness() -> Iterator[None]:
-    """Leaves the global generators of random numbers as they were."""
+    """Restores the state of the global random generators afterwards."""
     before = random.getstate(), np.random.get_state()
     try:
         yield
@@ -98,13 +98,7 @@ def same_randomness() -> Iterator[None]:
 
 
 class _SingleAgentCheck:
-    """Plays an environment with one agent.
-
-    Args:
-        env: the environment.
-        rng: draws actions.
-        mask_key: of masks in observations.
-    """
+    """Plays an environment with one agent."""
 
     def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
@@ -114,7 +108,6 @@ class _SingleAgentCheck:
         self._actions = _seeded(env.action_space, rng)
 
     def reset(self, seed: int | None) -> Any:
-        """Begins an episode; returns the first observation."""
         found = _called("reset", lambda: self.env.reset(seed=seed))
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
             raise EnvError(
@@ -125,7 +118,6 @@ class _SingleAgentCheck:
         return found[0]
 
     def step(self, obs: Structure) -> tuple[Any, bool]:
-        """Plays a step; returns the next observation, and whether the episode is over."""
         action = _locked(random_action(self._actions, obs, self._mask_key))
         found = _called("step", lambda: self.env.step(action), action)
         if not isinstance(found, tuple) or len(found) != 5:
@@ -144,13 +136,7 @@ class _SingleAgentCheck:
 
 
 class _MultiAgentCheck:
-    """Plays an environment with several agents.
-
-    Args:
-        env: the environment.
-        rng: draws actions.
-        mask_key: of masks in observations.
-    """
+    """Plays an environment with several agents."""
 
     def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
@@ -161,8 +147,8 @@ class _MultiAgentCheck:
         self._actions: dict[Any, gym.Space] = {}
 
     def reset(self, seed: int | None) -> dict[Any, Any]:
-        """Begins an episode; returns the observations of those who act first."""
-        self._idle = 0  # steps in which nobody could act
+        """Begins an episode; returns the observations of the agents that act first."""
+        self._idle = 0  # steps in which no agent could act
         self._done: set[Any] = set()
         self._seen: set[Any] = set()
         obs, _ = _called("reset", lambda: self._envs.reset(0, seed))
@@ -175,7 +161,7 @@ class _MultiAgentCheck:
             if agent in self._done:
                 raise EnvError(
                     f"Agent {agent!r} got an observation in `{call}` after it was done in the same "
-                    "episode. Leave it out, or let it come back under another id."
+                    "episode. Leave it out, or return it under another id."
                 )
             self._require_space_of(agent)
             space = self.env.observation_space_of(agent)
@@ -198,7 +184,7 @@ class _MultiAgentCheck:
         self._actions[agent] = _seeded(spaces_of[1], self._rng)
 
     def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
-        """Plays a step; returns the observations of those who act next, and whether it is over."""
+        """Plays a step; returns the observations of the next agents, and if the episode ended."""
         actions = {
             agent: _locked(random_action(self._actions[agent], x, self._mask_key))
             for agent, x in waiting.items()
@@ -226,14 +212,14 @@ class _MultiAgentCheck:
         self._idle = 0 if waiting else self._idle + 1
         if self._idle > 100 and not over:
             raise EnvError(
-                "Nobody had an observation for 100 steps, so nobody can act. Give an "
+                "No agent had an observation for 100 steps, so none can act. Give an "
                 "observation to the agents whose turn it is, or end the episode."
             )
         return waiting, over
 
 
 def _called(method: str, call: Callable[[], Any], actions: Structure | None = None) -> Any:
-    """Returns `call()`; what it raises is explained as an `EnvError`."""
+    """Returns `call()`; turns an exception into an `EnvError` with an explanation."""
     try:
         return call()
     except EnvError:
@@ -247,14 +233,14 @@ def _called(method: str, call: Callable[[], Any], actions: Structure | None = No
 
 
 def _seeded(space: gym.Space, rng: np.random.Generator) -> Any:
-    """Returns a copy of a space that draws elements of its own: others may use the space, too."""
+    """Copies a space and seeds the copy: others may sample from the space as well."""
     twin = copy.deepcopy(space)
     twin.seed(int(rng.integers(2**31)))
     return twin
 
 
 def _locked(action: Structure) -> Any:
-    """Returns an action whose arrays cannot be written to, as those of policies."""
+    """Makes the arrays of an action read-only, as those of policies are."""
     if isinstance(action, dict | tuple):
         for part in action.values() if isinstance(action, dict) else action:
             _locked(part)
@@ -290,7 +276,6 @@ def _require_flag(value: Structure, what: str) -> None:
 
 
 def _require_element(space: spaces.Space, value: Structure, what: str) -> None:
-    """Raises an `EnvError` that says why a value is not in a space."""
     fault = _fault(space, value)
     if fault is not None:
         part = f", part {fault.where!r}," if fault.where else ""
@@ -298,11 +283,11 @@ def _require_element(space: spaces.Space, value: Structure, what: str) -> None:
 
 
 class UnlikeSpaceError(EnvError):
-    """An observation is not as its space says, but sampling takes it: it casts, without bounds."""
+    """An observation differs from its space, but sampling accepts it and casts it."""
 
 
 class _Fault(NamedTuple):
-    """Where a value is not as its space says, and what is wrong there."""
+    """The path at which a value does not match its space, and the problem there."""
 
     where: str
     problem: str
@@ -310,7 +295,7 @@ class _Fault(NamedTuple):
 
 
 def _fault(space: spaces.Space, value: Structure, path: str = "") -> _Fault | None:
-    """Returns what is wrong with a value of a space; None if it fits."""
+    """Returns the first fault of a value of a space; None if it is valid."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
             return _Fault(
@@ -367,7 +352,7 @@ def _fault_in_box(space: spaces.Box, value: Structure, path: str) -> _Fault | No
 
 
 def _unlike(space: spaces.Box, value: np.ndarray) -> str | None:
-    """Returns what numbers are not as their space says, None if they are."""
+    """Returns how numbers differ from their space's dtype and bounds, None if they do not."""
     if not np.can_cast(value.dtype, space.dtype):
         return (
             f"has the dtype {value.dtype}, but its space has {space.dtype}. Return "
@@ -389,7 +374,6 @@ def _got(value: Structure) -> str:
 
 
 def _described(value: Structure | None) -> str:
-    """Returns a value in a few words."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} values"
     if isinstance(value, np.ndarray):

@@ -1,8 +1,8 @@
-"""A process that steps environments, as the worker that started it sees it: start, ask, end.
+"""The worker's side of a child process that steps environments: starts, asks and ends it.
 
 The process is a new interpreter, not a fork, so it has neither TensorFlow nor the user's script; it
-runs `env_process.serve`. Requests and answers go through a socket of parent and child. A process
-that crashes or hangs leaves a traceback in a file without a name, which `ProcessLostError` holds.
+runs `env_process.serve`. Requests and answers go through a socket between parent and child. A
+process that crashes or hangs leaves a traceback in an unnamed file, which `ProcessLostError` holds.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PROGRAM = (
     "serve(process, requests, memory, trace)"
 )
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables of numerical libraries, 1 unless the user sets them: there are many processes."""
+"""Thread counts of numerical libraries, 1 unless the user sets them: there are many processes."""
 
-_TRACE_BYTES = 100_000  # that are read of a traceback
-_TRACE_SECONDS = 0.5  # for a process that is to write where it hangs
+_TRACE_BYTES = 100_000  # maximal size of a traceback
+_TRACE_SECONDS = 0.5  # time for a hanging process to write its traceback
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an error that was raised in the process of an environment; its cause.
+    """The cause of an error raised in an environment's process: its traceback there.
 
     Args:
         text: the traceback.
@@ -59,7 +59,7 @@ class ProcessLostError(Exception):
     """A process has ended, or was ended because it hung.
 
     Args:
-        how: the signal or the exit status by which it ended; or why it was ended.
+        how: the signal or the exit status of the process; or why it was ended.
         trace: its traceback; "" if there is none.
 
     Attributes:
@@ -74,16 +74,16 @@ class ProcessLostError(Exception):
 class ChildProcess:
     """A process that steps a share of environments, as its worker sees it.
 
-    It answers requests in the order in which they were sent. When this object is collected, or the
-    worker's process ends, the process ends as well.
+    It answers requests in the order in which they were sent. When this object is garbage-collected,
+    or the worker's process ends, the process ends as well.
 
     Args:
-        number: which of the worker's processes it is.
+        number: index of the process within its worker.
         memory: the file of the shared memory.
 
     Attributes:
         number: as given.
-        outstanding: how many answers were not received yet.
+        outstanding: number of answers not yet received.
     """
 
     def __init__(self, number: int, memory: IO[bytes]) -> None:
@@ -108,7 +108,7 @@ class ChildProcess:
         )
 
     def fileno(self) -> int:
-        """Returns the descriptor by which answers come."""
+        """Returns the file descriptor of the socket."""
         return self._connection.fileno()
 
     def send(self, request: bytes) -> None:
@@ -123,7 +123,7 @@ class ChildProcess:
 
         Raises:
             ProcessLostError: if the process has ended.
-            Exception: what was raised there.
+            Exception: the exception raised in the process.
         """
         self.outstanding -= 1
         if self._lost is not None:
@@ -140,24 +140,24 @@ class ChildProcess:
         raise restore_error(result)
 
     def has_ended(self) -> bool:
-        """Whether the process has ended, also where others hold its end of the socket."""
-        if hasattr(os, "waitid"):  # it leaves the process's number taken
+        """Returns True if the process has ended, even if others hold its end of the socket."""
+        if hasattr(os, "waitid"):  # it does not release the process id
             how = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return os.waitid(os.P_PID, self._process.pid, how) is not None
         return self._process.poll() is not None
 
     def is_lost(self) -> bool:
-        """Whether it is known that the process has ended."""
+        """Returns True if the end of the process has been noticed."""
         return self._lost is not None
 
     def end(self, why: str = "") -> ProcessLostError:
         """Ends the process and those that it started.
 
         Args:
-            why: a process is ended that still runs; "": it has ended by itself.
+            why: reason for ending a running process; "" if it has ended by itself.
 
         Returns:
-            What `receive` raises from now on.
+            The error that `receive` raises from now on.
         """
         if self._lost is None:
             if why:
@@ -193,7 +193,7 @@ def _end_process(
 ) -> None:
     if os.getpid() != owner:  # a fork of the process that started it
         return
-    if process.returncode is None:  # so its number has not been given to another one
+    if process.returncode is None:  # so its process id has not been reused
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     process.stdin.close()  # type: ignore[union-attr]
@@ -203,7 +203,7 @@ def _end_process(
 
 
 def restore_error(sent: SentError) -> Exception:
-    """Returns an exception that was sent by a process, caused by its traceback there."""
+    """Returns an exception that a process sent, caused by its traceback there."""
     try:
         error = pickle.loads(sent.pickled)
     except Exception:
@@ -218,9 +218,9 @@ def iterate_ready(
     """Yields each process as soon as it has answered, or is lost.
 
     Args:
-        processes: have been sent a request each.
-        seconds: between two looks at those that are silent.
-        look: called with each of these; it may end them.
+        processes: processes to which a request was sent.
+        seconds: interval between two checks of silent processes.
+        look: called with each silent process; it may end it.
     """
     poll, waiting = select.poll(), {}
     for process in processes:
@@ -242,6 +242,6 @@ def iterate_ready(
 
 
 def end_if_dead(process: ChildProcess) -> None:
-    """Ends what is left of a process that has ended; `receive` raises then."""
+    """Cleans up a process that has ended; `receive` raises then."""
     if process.has_ended():
         process.end()

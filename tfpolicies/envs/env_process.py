@@ -1,8 +1,8 @@
-"""The process that steps a share of a worker's environments: its program, without TensorFlow.
+"""The program of a process that steps a share of a worker's environments, without TensorFlow.
 
-It makes plain environments and steps them by `PlainEnvironments`, as a worker does that has none
-of these processes, so that episodes, seeds, errors and restarts are the same. Requests come by a
-socket; observations, actions and results are in memory that is shared.
+It makes plain environments and steps them by `PlainEnvironments`, as a worker without such
+processes does, so that episodes, seeds, errors and restarts are the same. Requests come by a
+socket; observations, actions and results are in shared memory.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tfpolicies.errors import EnvError, show_value
 from tfpolicies.type_aliases import Structure
 
 TRACE_SIGNAL = signal.SIGUSR1
-"""Makes the process write where it is, also where it hangs in native code."""
+"""Makes the process write its traceback, even if it hangs in native code."""
 
 
 class Assignment(NamedTuple):
-    """What a process is to make.
+    """Request to make the environments of a process.
 
     Attributes:
         source: as `make_any_environments` takes it.
-        creators: what the worker's process has registered, by name.
+        creators: creators registered in the worker's process, by name.
         spec: of a name that is registered with Gymnasium; None for other sources.
         context: of the worker's first environment.
         checked: whether Gymnasium's checker watches environments made by name.
-        may_be_none: whether a creator may give None, for no environment.
+        may_be_none: whether a creator may return None, for no environment.
         num_envs: of all processes.
         num_processes: how many there are.
         log_level: records of lower levels are dropped.
@@ -65,13 +65,13 @@ class Assignment(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a process has made.
+    """Answer of a process that has made its environments.
 
     Attributes:
         observation_space: of each environment.
         action_space: of each environment.
-        seconds: that it took.
-        has_tensorflow: whether that imported TensorFlow.
+        seconds: time taken.
+        has_tensorflow: whether making them imported TensorFlow.
     """
 
     observation_space: gym.Space
@@ -87,8 +87,8 @@ class Rest(NamedTuple):
         infos: one dict per environment, pickled.
         dead: bool `[K]`; None: all K were transitions.
         final: indices and last observations; None: no episode ended.
-        broken: by index.
-        remade: indices of the environments that were made again.
+        broken: errors by index.
+        remade: indices of the environments that were re-created.
     """
 
     infos: bytes
@@ -113,7 +113,7 @@ class SentError(NamedTuple):
 
     @classmethod
     def from_exception(cls, error: BaseException) -> SentError:
-        """Returns what is sent of an exception; of one that cannot be sent, an `EnvError`."""
+        """Serializes an exception; one that cannot be pickled becomes an `EnvError`."""
         text = "".join(traceback.format_exception(error))
         frames = list(traceback.extract_tb(error.__traceback__))
         try:
@@ -127,7 +127,7 @@ class SentError(NamedTuple):
 
 
 def dumps(value: object) -> bytes:
-    """Returns a value as bytes for `pickle.loads`; classes of scripts and closures are included.
+    """Pickles a value; classes of scripts and closures are included.
 
     Raises:
         Exception: of many classes, if part of the value cannot be sent to another process.
@@ -141,7 +141,7 @@ def dumps(value: object) -> bytes:
 
 
 def get_share(process: int, num_envs: int, num_processes: int) -> range:
-    """Returns the indices of the environments of one process; the first ones have one more.
+    """Returns the indices of one process's environments; the first processes get the remainder.
 
     >>> [list(get_share(process, 5, 2)) for process in (0, 1)]
     [[0, 1, 2], [3, 4]]
@@ -152,14 +152,7 @@ def get_share(process: int, num_envs: int, num_processes: int) -> range:
 
 
 class _RecordedRepairs(Repairs):
-    """Repairs of a share of environments, whose calls are recorded in shared memory.
-
-    Args:
-        arrays: where the worker looks up which call hangs, or ended the process.
-        process: which one this is.
-        seconds: that a call may take; None: any time.
-        settings: see `Repairs`.
-    """
+    """Records each call in shared memory, where the worker sees which call hangs or crashed."""
 
     def __init__(
         self, arrays: SharedArrays, process: int, seconds: float | None, **settings: Any
@@ -187,7 +180,7 @@ class _RecordedRepairs(Repairs):
 
 
 class _Records(logging.Handler):
-    """Keeps log records until the next answer takes them to the worker."""
+    """Keeps log records until the next answer carries them to the worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +199,7 @@ class EnvProcess:
     """Answers the requests of the worker that started this process.
 
     Args:
-        process: which one of the worker's this is.
+        process: index of the process within its worker.
         memory: descriptor of the shared memory.
     """
 
@@ -216,7 +209,7 @@ class EnvProcess:
         self._remade: list[int] = []
 
     def make(self, assignment: Assignment) -> Made | None:
-        """Makes the environments of this process; None if the creator gives none.
+        """Makes the environments of this process; returns None if the creator returns None.
 
         Raises:
             EnvError: if they are not plain environments with one agent, or cannot be made.
@@ -251,12 +244,12 @@ class EnvProcess:
     def guard(
         self, again: bool, worker_index: int | None, seconds: float | None, limit: int | None
     ) -> None:
-        """Maps the shared memory, and sets what is done about environments that break.
+        """Maps the shared memory, and sets how failures of environments are handled.
 
         Args:
-            again: whether they are made again.
+            again: whether environments are re-created after a failure.
             worker_index: for messages.
-            seconds: that a call may take; None: any time.
+            seconds: time limit of a call; None: unlimited.
             limit: see `Repairs`.
         """
         envs = self._envs
@@ -284,7 +277,7 @@ class EnvProcess:
         return self._envs.maker(index)  # type: ignore[misc]
 
     def reset(self, seeds: Sequence[int] | None) -> list[int]:
-        """Starts new episodes; returns the indices of environments that were made again."""
+        """Starts new episodes; returns the indices of environments that were re-created."""
         self._write(self._envs.reset(seeds))
         remade, self._remade = self._remade, []
         return remade
@@ -295,7 +288,7 @@ class EnvProcess:
             place[...] = leaf
 
     def step(self) -> Rest | None:
-        """Steps by the actions in shared memory; None if all results are there."""
+        """Steps by the actions in shared memory; returns None if all results are there."""
         step = self._envs.step(unflatten(self._envs.action_space, iter(self._actions)))
         self._write(step.obs)
         self._rewards[...] = step.rewards
@@ -329,7 +322,7 @@ class EnvProcess:
         return self._envs.get_state()
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a result of `get_state`."""
         self._envs.set_state(states)
 
     def check_new_env(self, steps: int, action_mask_key: str) -> None:
@@ -346,7 +339,7 @@ class EnvProcess:
         setattr(self._find(index, is_unwrapped), name, value)
 
     def call(self, index: int, is_unwrapped: bool, name: str, args: tuple, kwargs: dict) -> Any:
-        """Returns what a method of an environment returns."""
+        """Calls a method of an environment; returns the result."""
         method = getattr(self._find(index, is_unwrapped), name)
         return _sendable(f"{name}(...)", method(*args, **kwargs))
 
@@ -363,11 +356,11 @@ class EnvProcess:
 def _refuse(source: Source, made: Environments | MultiAgentEnvironments) -> str:
     if isinstance(made, MultiAgentEnvironments):
         return (
-            f"{source!r} has several agents, and env_processes is for environments with one. Leave "
-            "it out; num_rollout_workers has them stepped in other processes, by Ray."
+            f"{source!r} has several agents, but env_processes supports environments with one "
+            "agent. Leave it out; num_rollout_workers steps them in other processes, by Ray."
         )
     return (
-        f"{source!r} steps its environments together by itself, so they cannot be spread over "
+        f"{source!r} is a vector environment, so its environments cannot be spread over "
         "processes. Leave env_processes out, or give a creator of single environments."
     )
 
@@ -378,16 +371,16 @@ def _sendable(name: str, value: object) -> Any:
     except Exception as error:
         raise EnvError(
             f"The value of {name} of an environment cannot be sent to the worker's process: "
-            f"{show_value(value)} ({error}). Ask for its parts, such as numbers and arrays."
+            f"{show_value(value)} ({error}). Read its parts instead, such as numbers and arrays."
         ) from error
     return value
 
 
 def serve(process: int, requests: int, memory: int, trace: int) -> None:
-    """Answers requests until the worker closes or ends: the whole life of this process.
+    """Answers requests until the worker closes or ends. The process runs nothing else.
 
     Args:
-        process: which one of the worker's this is.
+        process: index of the process within its worker.
         requests: descriptor of the socket.
         memory: descriptor of the shared memory.
         trace: descriptor of the file for tracebacks of crashes and of calls that hang.
@@ -397,7 +390,7 @@ def serve(process: int, requests: int, memory: int, trace: int) -> None:
     faulthandler.enable(trace)
     faulthandler.register(TRACE_SIGNAL, trace)
     if process:
-        warnings.simplefilter("ignore")  # the first process gives the same ones
+        warnings.simplefilter("ignore")  # the first process emits the same warnings
     records = _Records()
     logging.getLogger().addHandler(records)
     env_process, connection = EnvProcess(process, memory), Connection(requests)
@@ -417,11 +410,6 @@ def serve(process: int, requests: int, memory: int, trace: int) -> None:
 
 
 def _load(request: bytes) -> Any:
-    """Returns a request.
-
-    Raises:
-        EnvError: if a module that it needs cannot be imported here.
-    """
     try:
         return pickle.loads(request)
     except Exception as error:
@@ -433,14 +421,14 @@ def _load(request: bytes) -> Any:
 
 
 def _end_with_worker() -> None:
-    """Has the system end this process and those that it starts when the worker's process ends.
+    """Has the system end this process and its children when the worker's process ends.
 
     The worker holds the other end of standard input. When that is closed, however the worker ended,
-    the kernel sends a signal to the whole process group, also where a call hangs in native code.
+    the kernel sends a signal to the whole process group, even if a call hangs in native code.
     """
     import fcntl
 
     fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpgrp())
-    if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere it is SIGIO, which ends processes, too
+    if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere it is SIGIO, which also ends processes
         fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)

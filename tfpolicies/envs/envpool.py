@@ -1,4 +1,4 @@
-"""EnvPool's tasks by name: `"envpool:Pong-v5"`, stepped together by EnvPool itself."""
+"""EnvPool's tasks by name: `"envpool:Pong-v5"`. EnvPool itself steps them together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SEEDS = 2**31
 
 
 def is_envpool_name(name: str) -> bool:
-    """Whether a name is that of a task of EnvPool.
+    """Returns True if a name is that of a task of EnvPool.
 
     >>> is_envpool_name("envpool:Pong-v5"), is_envpool_name("Pong-v5")
     (True, False)
@@ -32,7 +32,7 @@ def is_envpool_name(name: str) -> bool:
 
 
 def require_task(name: str) -> str:
-    """Returns the task that a name stands for.
+    """Returns the EnvPool task of a name.
 
     Raises:
         EnvError: if EnvPool is not installed, or has no such task.
@@ -55,7 +55,7 @@ def envpool_environments(
     Args:
         name: `"envpool:<task>"`.
         num_envs: how many.
-        settings: EnvPool's own, such as `{"stack_num": 4}`.
+        settings: EnvPool's settings, such as `{"stack_num": 4}`.
 
     Raises:
         EnvError: if EnvPool is not installed, has no such task, or refuses a setting.
@@ -90,7 +90,7 @@ def _envpool() -> Any:
 
 
 class EnvPoolEnvironments(VectorEnvironments):
-    """Environments of EnvPool, which is seeded when it is made: a reset with seeds makes it anew.
+    """Environments of EnvPool, which takes its seed when made: a reset with seeds re-creates it.
 
     Args:
         make: `f(seed)`; environment i gets the seed `seed + i`.

@@ -1,4 +1,4 @@
-"""Environments from what a config says: a name, an import path, a class or a creator."""
+"""Makes environments from a config's `env`: a name, an import path, a class or a creator."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _MANY = (VectorEnv, SteppedTogether)
 
 
 class EnvContext(dict[str, Any]):
-    """The `env_config` given to an environment's creator, with where it will run.
+    """The `env_config` for an environment's creator, with the place where the environment will run.
 
     Attributes:
         worker_index: 0 for the worker of this process.
-        vector_index: which of the worker's environments it is.
+        vector_index: index of the environment within its worker.
         remote: whether the environment runs in one of the `env_processes`.
         num_workers: remote workers of the run.
         recreated_worker: whether its worker replaces one that died.
@@ -71,8 +71,8 @@ class EnvContext(dict[str, Any]):
         """Returns the context of another environment.
 
         Args:
-            env_config: its settings, of which a copy is made; None: those of this one.
-            **places: attributes that differ, such as `vector_index=1`; None: as here.
+            env_config: its settings, which are copied; None: those of this context.
+            **places: attributes that differ, such as `vector_index=1`; None: as in this context.
 
         Raises:
             EnvError: if there is no such attribute.
@@ -113,31 +113,33 @@ def make_any_environments(
     may_be_none: bool = False,
     each_alone: bool = False,
 ) -> Environments | MultiAgentEnvironments | None:
-    """Makes `num_envs` environments of one agent or of several.
+    """Makes `num_envs` environments with one agent or with several.
 
     Args:
-        source: a name given by `register_environment`, a name registered with Gymnasium (stepped by
-            its own vector implementation if it has one), a name of PettingZoo's
-            (`"pettingzoo:classic/tictactoe_v3"`, called with the context's settings), a task of
-            EnvPool (`"envpool:Pong-v5"`, made with the context's settings),
-            `"package.module:Class"`, an environment class, or a function. A registered creator is
-            called with the context; for other classes and functions their signature decides
-            between the context and its settings as keywords (see `called`). They may give a
-            plain environment, a `MultiAgentEnv` or one of PettingZoo, and are then called once for
-            each; or a vector environment (EnvPool included) or what is `SteppedTogether`, which
-            are taken as they are and decide the number. An environment may be given itself where
-            one is enough: no second one can be made of it.
-        num_envs: how many are stepped together.
+        source: one of these.
+
+            - A name given by `register_environment`. Its creator is called with the context.
+            - A name registered with Gymnasium; its vector implementation is used if it has one.
+            - A name of PettingZoo's (`"pettingzoo:classic/tictactoe_v3"`), or a task of EnvPool
+              (`"envpool:Pong-v5"`); made with the context's settings.
+            - `"package.module:Class"`, an environment class, or a function. The signature decides
+              between the context and its settings as keywords (see `called`).
+            - An environment instance, if one is enough: no second one can be made of it.
+
+            A creator may return a plain environment, a `MultiAgentEnv` or one of PettingZoo, and is
+            then called once for each; or a vector environment (EnvPool included) or a
+            `SteppedTogether`, which determines the number of environments.
+        num_envs: number of environments that are stepped together.
         context: the context of the first one.
         on_created: called with each environment, its context and its index; see `announce`.
         checked: whether Gymnasium's checker watches environments made by name.
-        may_be_none: whether a creator may give None, for no environment.
-        each_alone: whether environments of a registered name are stepped one by one, also where
-            the name has a vector implementation.
+        may_be_none: whether a creator may return None, for no environment.
+        each_alone: whether environments of a registered name are stepped one by one, even if the
+            name has a vector implementation.
 
     Returns:
         `MultiAgentEnvironments` for environments with several agents, `Environments` for others;
-        None if the creator gave None and may do so.
+        None if the creator returned None and may do so.
 
     Raises:
         EnvError: for an unknown name, if nothing usable is made, or if more than one environment
@@ -166,10 +168,10 @@ def make_any_environments(
 def announce(env: AnyEnv, index: int, context: EnvContext, on_created: OnCreated) -> None:
     """Calls `on_created` for an environment, or for each one of a vector environment.
 
-    One that has no list of its parts stands for each of them itself.
+    A vector environment without a list of its parts is passed in the place of each part.
 
     Args:
-        env: what was made.
+        env: the environment.
         index: of a plain environment.
         context: of the first environment of the worker.
         on_created: called with the environment, its context and its index.
@@ -201,14 +203,14 @@ def make_environments(
     if not isinstance(made, Environments):
         made.close()  # type: ignore[union-attr]
         raise EnvError(
-            f"{source!r} has several agents, but one policy is to act in it. Say which policies "
-            "act for which agents, or take an environment with one agent."
+            f"{source!r} has several agents, but one policy is to act in it. Configure which "
+            "policies act for which agents, or use an environment with one agent."
         )
     return made
 
 
 def is_instance(source: Source) -> TypeGuard[AnyEnv]:
-    """Whether an environment is given itself, of which no second one can be made."""
+    """Returns True for an environment instance, of which no second one can be made."""
     if isinstance(source, type):
         return False
     return isinstance(source, (gym.Env, *_MANY)) or is_pettingzoo(source)
@@ -217,19 +219,17 @@ def is_instance(source: Source) -> TypeGuard[AnyEnv]:
 def require_alone(
     env: AnyEnv, num_envs: int, num_workers: int, *, evaluates: bool, num_processes: int = 0
 ) -> None:
-    """Checks that an environment which is given itself is the only one that is needed, and here.
+    """Checks that an environment instance is the only environment needed, and in this process.
 
     Raises:
-        EnvError: if more are.
+        EnvError: if more environments are needed.
     """
     several = num_envs > 1 and not isinstance(env, _MANY)
     reasons = {
         f"{num_envs} environments are to be stepped together": several,
-        f"{num_workers} remote workers need environments of their own": num_workers > 0,
-        "evaluation needs environments of its own": evaluates,
-        f"env_processes={num_processes} has environments made in other processes": bool(
-            num_processes
-        ),
+        f"{num_workers} remote workers need separate environments": num_workers > 0,
+        "evaluation needs separate environments": evaluates,
+        f"env_processes={num_processes} makes environments in other processes": bool(num_processes),
     }
     why = next((reason for reason, holds in reasons.items() if holds), None)
     if why is not None:
@@ -273,7 +273,7 @@ def check_source(name: str) -> None:
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a text names something to import rather than a registered environment.
+    """Returns True if a text names something to import rather than a registered environment.
 
     >>> is_import_path("my.module:Env"), is_import_path("my.module.Env"), is_import_path("ALE/A.B")
     (True, True, False)
@@ -296,12 +296,12 @@ def _by_name(
     try:
         if spec.vector_entry_point is not None and num_envs > 1 and not each_alone:
             vector = None
-            with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
+            with contextlib.suppress(TypeError):  # it may take fewer arguments than the plain one
                 vector = make_vector(0)
             if vector is not None:
                 return _made_by(make_vector, VectorEnvironments(vector))
         return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
-    except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
+    except (gym.error.Error, ImportError) as error:  # for example, a package is missing
         raise EnvError(f"The environment {name!r} could not be made: {error}") from error
 
 
@@ -309,7 +309,7 @@ _Made = TypeVar("_Made", bound="Environments | MultiAgentEnvironments")
 
 
 def _made_by(make: Callable[[int], Any], made: _Made) -> _Made:
-    """Returns environments that know what makes one of them anew."""
+    """Sets the function that re-creates one of the environments; returns them."""
     made.maker = make
     return made
 
@@ -318,7 +318,7 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     """Returns the Gymnasium spec of a registered name.
 
     Raises:
-        EnvError: if the name is not registered; near matches are named.
+        EnvError: if the name is not registered; the message lists close matches.
     """
     register_namespace(name)
     try:
@@ -327,13 +327,13 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
         known = [*gym.registry, *sorted(ENVIRONMENTS)]
         raise EnvError(
             f"No environment {name!r} is registered with Gymnasium."
-            f"{near_matches(name, known)} For an environment of your own, give its class or "
+            f"{near_matches(name, known)} For a custom environment, give its class or "
             "'package.module:Class', or name it with `register_environment(name, creator)` first."
         ) from error
 
 
 def _registered_call(create: Callable[..., Any]) -> Callable[[EnvContext], Any]:
-    """Returns what calls a registered creator: always with the context, if it takes an argument."""
+    """Returns a registered creator that always takes the context, if it takes an argument."""
     if isinstance(create, type) and not _takes_an_argument(create):
         return lambda context: create()
     return create
@@ -382,7 +382,7 @@ def _by_creator(
     envs = [first, *(create(get_context(i)) for i in range(1, count))]
     if len({id(env) for env in envs}) < count:
         raise EnvError(
-            f"{source!r} gives one environment again and again, but {num_envs} are to be stepped "
+            f"{source!r} returned the same environment twice, but {num_envs} are to be stepped "
             "together. Give a creator that makes a new one at each call."
         )
 
@@ -393,7 +393,6 @@ def _by_creator(
 
 
 def _stepped(envs: Sequence[Any]) -> Environments | MultiAgentEnvironments:
-    """Returns environments behind one step."""
     if isinstance(envs[0], VectorEnv):
         return VectorEnvironments(envs[0])
     if isinstance(envs[0], SteppedTogether):
@@ -404,7 +403,7 @@ def _stepped(envs: Sequence[Any]) -> Environments | MultiAgentEnvironments:
 
 
 def _of_our_api(env: AnyEnv) -> Any:
-    """Returns an environment of PettingZoo as a `MultiAgentEnv`, and others as they are."""
+    """Converts an environment of PettingZoo to a `MultiAgentEnv`; returns others as they are."""
     return pettingzoo_env(env) if is_pettingzoo(env) else env
 
 
@@ -421,7 +420,7 @@ def _takes_an_argument(kind: type) -> bool:
         inspect.signature(kind).bind(None)
     except TypeError:
         return False
-    except ValueError:  # a class whose signature Python cannot tell
+    except ValueError:  # Python cannot determine the signature
         return True
     return True
 
@@ -433,7 +432,7 @@ _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
-    """Calls what makes an environment with the whole `env_config`, or with its keys as keywords.
+    """Calls an environment class or creator with the whole `env_config`, or with its keys.
 
     The signature decides, in this order:
 
@@ -442,7 +441,8 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
     2. The keys are parameters, and none is missing: they are keywords.
     3. One parameter is required, and no key is a parameter: it gets the whole.
 
-    `export/player.py` stands alone and has a copy of this rule; a test holds the two together.
+    `export/player.py` imports nothing of this package and has a copy of this rule; a test compares
+    the two.
 
     Args:
         create: a class, or a function.
@@ -458,14 +458,14 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
     """
     try:
         signature = inspect.signature(create)
-    except (TypeError, ValueError):  # Python cannot tell it of some classes written in C
+    except (TypeError, ValueError):  # unknown for some classes written in C
         return create(context)
     parameters = [p for p in signature.parameters.values() if p.kind not in _ANY_NUMBER]
     first = next((p for p in parameters if p.kind in _POSITIONAL), None)
     if first is not None and _is_for_all(first):
         return create(context)
     try:
-        signature.bind(**context)  # a key that is no text fits none, either
+        signature.bind(**context)  # a key that is not a text fits no parameter
     except TypeError as error:
         required = [p for p in parameters if p.default is p.empty]
         names = [p.name for p in parameters]
@@ -482,7 +482,6 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
 
 
 def _is_for_all(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is meant for the whole `env_config`."""
     annotation = parameter.annotation
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     of_kind = any(_ANNOTATION.match(part.strip()) for part in text.split("|"))

@@ -1,9 +1,10 @@
-"""MuJoCo's pictures and windows, drawn in a process of their own.
+"""Renders MuJoCo's frames and windows in a separate process.
 
-MuJoCo draws through a driver of OpenGL: native code, which may end the process that it is in.
-Mesa's drivers do so where TensorFlow is loaded (`docs/decisions/022`). So a child draws, without
-TensorFlow. It gets the model, and for each picture the state of the simulation, which itself stays
-where it is. `MUJOCO_GL` is set in the child alone, and a driver that fails ends the child alone.
+MuJoCo renders through an OpenGL driver: native code, which may crash its process. Mesa's drivers
+do so in processes that have loaded TensorFlow (`docs/decisions/022`). So a child process without
+TensorFlow renders. It gets the model, and for each frame the state of the simulation; the
+simulation itself stays in this process. `MUJOCO_GL` is set only in the child, and a driver that
+fails ends only the child.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ import numpy as np
 from tfpolicies.errors import EnvError
 
 _WAYS = ("egl", "glfw", "osmesa")
-"""Values of `MUJOCO_GL`, in the order in which they are tried where the user has set none."""
+"""Values of `MUJOCO_GL`, in the order in which they are tried if the user has set none."""
 
 _WINDOW = "human"
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; "
     "from tfpolicies.envs.mujoco_drawing import draw; draw()"
 )
-_FAILED = "failed"  # the answer of a child that cannot draw: why
-_SECONDS = 60.0  # after which a child that gives no picture is ended
-_LEAVING = 5.0  # seconds for a child that is to leave by itself
+_FAILED = "failed"  # key of the error of a child that cannot render
+_SECONDS = 60.0  # after which a child that returns no frame is ended
+_LEAVING = 5.0  # seconds for a child to end by itself
 
 
 def draw_apart(env: gym.Env) -> Any:
-    """Makes the renderers of MuJoCo that an environment has draw in a process of their own.
+    """Makes the MuJoCo renderers of an environment render in a separate process.
 
-    The process begins with the first picture, and ends when the environment is closed. Environments
+    The process starts with the first frame, and ends when the environment is closed. Environments
     without a `MujocoRenderer` of Gymnasium stay as they are.
 
     Args:
@@ -52,7 +53,7 @@ def draw_apart(env: gym.Env) -> Any:
         `env` itself.
     """
     module = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
-    if module is not None:  # or no environment has such a renderer
+    if module is not None:  # if it is not imported, no environment has such a renderer
         for renderer in _renderers(env, module.MujocoRenderer):
             remote = _RemoteRenderer(renderer)
             renderer.render, renderer.close = remote.render, remote.close
@@ -60,7 +61,7 @@ def draw_apart(env: gym.Env) -> Any:
 
 
 def _renderers(env: gym.Env, kind: type) -> Iterator[Any]:
-    """Yields the renderers of an environment, and of environments that it has as its parts."""
+    """Yields the renderers of an environment and of the environments nested in it."""
     waiting: list[Any] = [env]
     seen: list[Any] = []
     while waiting:
@@ -76,23 +77,14 @@ def _renderers(env: gym.Env, kind: type) -> Iterator[Any]:
 
 
 class _RemoteRenderer:
-    """Draws for a renderer in another process.
-
-    Args:
-        renderer: a `MujocoRenderer`, which never draws itself.
-    """
+    """Renders for a `MujocoRenderer`, which itself never renders, in another process."""
 
     def __init__(self, renderer: Any) -> None:
         self._renderer = renderer
         self._painter: _Painter | None = None
-        self._known = np.zeros(0, np.uint8)  # the model that the painter has
+        self._known = np.zeros(0, np.uint8)  # the model that the process has
 
     def render(self, render_mode: str | None) -> Any:
-        """Returns what `MujocoRenderer.render` does.
-
-        Raises:
-            EnvError: if no process gives a picture.
-        """
         kept, self._painter = self._painter, None  # until it has answered
         if kept is None:
             self._known = np.zeros(0, np.uint8)
@@ -114,7 +106,6 @@ class _RemoteRenderer:
         raise EnvError(_refusal(failed, render_mode))
 
     def close(self) -> None:
-        """Ends the process."""
         if self._painter is not None:
             self._painter.close()
             self._painter = None
@@ -148,7 +139,7 @@ def _bytes_of(model: Any) -> np.ndarray:
 
 
 def _plain(value: np.generic | np.ndarray | SupportsInt) -> Any:
-    """Returns an array as a list, and a number of NumPy or an enumeration as a plain one."""
+    """Converts arrays to lists, and numbers of NumPy and enumerations to plain ones."""
     return value.tolist() if hasattr(value, "tolist") else int(value)
 
 
@@ -170,23 +161,19 @@ def _refusal(failed: Mapping[str, str], render_mode: str | None) -> str:
             "libgl1-mesa-dri."
         )
         if os.environ.get("MUJOCO_GL"):
-            advice += " Or unset MUJOCO_GL: then each way is tried."
-    return f"MuJoCo draws in a process of its own, which gave no picture ({tried}). {advice}"
+            advice += " Or unset MUJOCO_GL: then each backend is tried."
+    return f"MuJoCo renders in a separate process, which returned no frame ({tried}). {advice}"
 
 
 # -- the process ------------------------------------------------------------------------------
 
 
 class _NoPictureError(Exception):
-    """The process has ended; the message says why."""
+    """The rendering process has ended; the message says why."""
 
 
 class _Painter:
-    """A process that draws for one renderer.
-
-    Args:
-        way: its `MUJOCO_GL`.
-    """
+    """A process that renders for one renderer, with one value of `MUJOCO_GL`."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -196,22 +183,18 @@ class _Painter:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # drivers and GLFW are verbose
             env={**_environment(), "MUJOCO_GL": way},
-            start_new_session=True,  # Ctrl-C is for the caller, who may go on
+            start_new_session=True,  # Ctrl-C is for the caller, which may continue
         )
         self.close = weakref.finalize(self, _end, self._process)
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Returns what the process shows for a request.
-
-        Raises:
-            _NoPictureError: if it ends, or takes longer than so many seconds; it has ended then.
-        """
+        """Returns the frames for a request; ends the process if it takes longer than `seconds`."""
         began = time.monotonic()
         late = threading.Timer(seconds, self._process.kill)
         late.daemon = True
         late.start()
         try:
-            with contextlib.suppress(BrokenPipeError):  # it may have answered why it ended
+            with contextlib.suppress(BrokenPipeError):  # it may have sent an error before it ended
                 _send(self._process.stdin, request)  # type: ignore[arg-type]
             answer = _received(self._process.stdout)  # type: ignore[arg-type]
         finally:
@@ -232,12 +215,11 @@ class _Painter:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the variables of this process but the one that MuJoCo's driver sets for itself."""
+    """Returns this process's variables except the one that MuJoCo's driver sets for itself."""
     return {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Closes the pipes of a process and waits until it has ended."""
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()  # type: ignore[union-attr]
     process.stdout.close()  # type: ignore[union-attr]
@@ -264,7 +246,7 @@ def _send(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
 
 
 def _received(file: IO[bytes]) -> dict[str, np.ndarray] | None:
-    """Returns what was sent; None if it has not come whole, since the sender ended."""
+    """Returns the arrays that were sent; None if they are incomplete because the sender ended."""
     size = int.from_bytes(file.read(8), "big")
     packed = file.read(size)
     if not size or len(packed) < size:
@@ -274,9 +256,9 @@ def _received(file: IO[bytes]) -> dict[str, np.ndarray] | None:
 
 
 def draw() -> None:
-    """Draws what is asked for on standard input, until that is closed: the child's whole life."""
+    """Renders requests from standard input until it is closed. The child runs nothing else."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     try:
         for pictures in _drawn(sys.stdin.buffer):
             _send(answers, {f"{i}": picture for i, picture in enumerate(pictures)})
@@ -284,11 +266,10 @@ def draw() -> None:
         with contextlib.suppress(BrokenPipeError):
             _send(answers, {_FAILED: f"{type(error).__name__}: {error}"})
     finally:
-        os._exit(0)  # drivers fail when they are taken down, too
+        os._exit(0)  # drivers also fail at a normal exit
 
 
 def _drawn(requests: IO[bytes]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields the pictures that each request asks for; none where it shows a window."""
     import mujoco
     from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 

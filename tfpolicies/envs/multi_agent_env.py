@@ -1,4 +1,4 @@
-"""Environments with several agents: everything comes and goes in dicts by agent id."""
+"""Environments with several agents: observations, actions and results are dicts by agent id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMON = "__common__"
 
 
 class MultiAgentStep(NamedTuple):
-    """What one step of a multi-agent environment gives: five dicts by agent id."""
+    """Result of one step of a multi-agent environment: five dicts by agent id."""
 
     obs: Mapping[Any, Any]
     rewards: Mapping[Any, float]
@@ -32,14 +32,14 @@ class MultiAgentStep(NamedTuple):
 class MultiAgentEnv(gym.Env):
     """An environment with several agents; subclass it and write `reset` and `step`.
 
-    Who is in a dict of observations, and not done, acts in the next step: all agents (simultaneous
-    games), one (turn-based games), or anything in between. Agents may appear in the middle of an
-    episode and leave before its end. An agent's reward counts for its last action, in whatever
-    step it comes; rewards of several steps add up until the agent's next observation.
+    An agent that is in a dict of observations, and not done, acts in the next step: all agents
+    (simultaneous games), one (turn-based games), or anything in between. Agents may appear in the
+    middle of an episode and leave before its end. An agent's reward counts for its last action, in
+    whatever step it comes; rewards of several steps add up until the agent's next observation.
 
     Attributes:
         observation_space: one space for all agents, or a `Dict` space by agent id.
-        action_space: likewise.
+        action_space: one space for all agents, or a `Dict` space by agent id.
         _agent_ids: the ids of all agents that may appear. Optional if `possible_agents` is set, or
             a space is a Dict by agent id that has them all.
     """
@@ -56,17 +56,17 @@ class MultiAgentEnv(gym.Env):
 
     @abc.abstractmethod
     def step(self, action_dict: Mapping[Any, Any]) -> Any:
-        """Takes the actions of the agents that are to act.
+        """Takes the actions of the agents whose turn it is.
 
         Returns:
             observations, rewards, terminateds, truncateds, infos: dicts by agent id. Those of
             terminateds and truncateds have the key "__all__": whether the episode is over. An agent
-            whose own flag is set acts no more in this episode. Infos belong to agents with an
+            whose flag is set does not act again in this episode. Infos belong to agents with an
             observation, or are common to all under "__common__".
         """
 
     def get_agent_ids(self) -> set[Any]:
-        """Returns the ids of all agents that may appear, as far as the environment tells."""
+        """Returns the ids of all agents that may appear; an empty set if they are not declared."""
         told = self._agent_ids or getattr(self, "possible_agents", ())
         if told:
             return set(told)
@@ -98,7 +98,7 @@ class MultiAgentEnv(gym.Env):
                 f"{type(self).__name__} has no `{name}`. Set it in `__init__`: one space for all "
                 "agents, or a gymnasium.spaces.Dict by agent id."
             )
-        # `agent in space` would ask whether the id is an element of the space.
+        # `agent in space` would test if the id is an element of the space.
         known = list(space.keys()) if _is_nested(space) else []
         if not self.get_agent_ids().intersection(known):
             return space
@@ -111,11 +111,11 @@ class MultiAgentEnv(gym.Env):
         return space[agent_id]
 
     def observation_space_contains(self, x: Mapping[Any, Any]) -> bool:
-        """Whether each observation of a dict by agent id is in its agent's space."""
+        """Returns True if each observation of a dict by agent id is in its agent's space."""
         return all(self.observation_space_of(agent).contains(obs) for agent, obs in x.items())
 
     def action_space_contains(self, x: Mapping[Any, Any]) -> bool:
-        """Whether each action of a dict by agent id is in its agent's space."""
+        """Returns True if each action of a dict by agent id is in its agent's space."""
         return all(self.action_space_of(agent).contains(action) for agent, action in x.items())
 
     def observation_space_sample(self, agent_ids: Iterable[Any] | None = None) -> ByAgent:
@@ -137,13 +137,13 @@ class MultiAgentEnv(gym.Env):
     ) -> MultiAgentEnv:
         """Returns this environment with some agents joined to groups that act as one.
 
-        A group observes and acts in tuples, in the order of its members. Its reward is their sum;
-        the members' own are in its info as `individual_rewards`.
+        A group observes and acts in tuples, in the order of its members. Its reward is the sum of
+        the rewards of its members, which are in its info as `individual_rewards`.
 
         Args:
-            groups: the members' ids by the group's id; agents in no group stay on their own.
+            groups: the members' ids by the group's id; agents in no group stay separate.
             obs_space: the observation space of a group, a Tuple; by default that of its members.
-            act_space: the action space of a group, likewise.
+            act_space: the action space of a group, a Tuple; by default that of its members.
 
         Raises:
             EnvError: if an agent is in two groups, or a group has no members.
@@ -158,13 +158,13 @@ def _is_nested(space: gym.Space | Mapping[Any, gym.Space] | None) -> bool:
 def make_multi_agent(
     env_name_or_creator: str | Callable[[Mapping[str, Any]], gym.Env],
 ) -> type[MultiAgentEnv]:
-    """Returns a class of environments in which each agent plays a copy of its own.
+    """Returns an environment class in which each agent plays a separate copy of an environment.
 
     The agents `0 .. num_agents - 1` start together; the episode is over when all of them are done.
-    The class is called with a config: `num_agents` (1 by default), and what the creator reads.
+    The class is called with a config: `num_agents` (1 by default), and the settings of the creator.
 
     Args:
-        env_name_or_creator: a name registered with Gymnasium, or `f(config)` that gives a
+        env_name_or_creator: a name registered with Gymnasium, or `f(config)` that returns a
             `gymnasium.Env`.
 
     >>> env = make_multi_agent("CartPole-v1")({"num_agents": 2})
@@ -223,16 +223,16 @@ def make_multi_agent(
 
 
 class GroupedAgents(MultiAgentEnv):
-    """A multi-agent environment with groups of agents in the place of their members.
+    """A multi-agent environment in which groups of agents replace their members.
 
-    A group has an observation when one of its members has one; for a member that has none, because
-    it is done or waits, the last one stands in. It is done when all its members are.
+    A group has an observation when one of its members has one; a member without one, because it is
+    done or waits, contributes its last observation. The group is done when all its members are.
 
     Args:
         env: the environment.
         groups: the members' ids by the group's id.
         obs_space: the observation space of a group; by default the Tuple of its members' spaces.
-        act_space: the action space of a group, likewise.
+        act_space: the action space of a group; by default the Tuple of its members' spaces.
 
     Raises:
         EnvError: if an agent is in two groups, or a group has no members; by `reset` and `step`, if
@@ -292,7 +292,7 @@ class GroupedAgents(MultiAgentEnv):
                 actions[agent] = action
         obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
         for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
-            for agent in flags.keys() & self._group_of.keys():  # their groups have other flags
+            for agent in flags.keys() & self._group_of.keys():  # flags of groups are made below
                 check_flag(flags[agent], f"{name}[{agent!r}]", "`step` of the grouped environment")
         self._done |= {a for f in (terminateds, truncateds) for a, flag in f.items() if flag}
         grouped = self._group_obs(obs)
@@ -329,7 +329,7 @@ class GroupedAgents(MultiAgentEnv):
         return found
 
     def _group_ends(self, terminateds: Flags, truncateds: Flags) -> tuple[ByAgent, ByAgent]:
-        """Returns the flags; a group is truncated if one of those who ended it was."""
+        """Returns the flags; a group is truncated if any of its members was."""
         ends: tuple[ByAgent, ByAgent] = ({}, {})
         for found, flags in zip(ends, (terminateds, truncateds), strict=True):
             found.update((a, f) for a, f in flags.items() if a not in self._group_of)

@@ -1,4 +1,4 @@
-"""Copies of a multi-agent environment, and the contract that each of their answers must keep."""
+"""Steps copies of a multi-agent environment, and checks their results against the API."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
 class MultiAgentEnvironments(EnvCopies):
-    """N copies of a multi-agent environment; each is stepped by the actions of its own agents.
+    """N copies of a multi-agent environment; each is stepped by the actions of its agents.
 
     Args:
         envs: the copies.
 
     Attributes:
         num_envs: N.
-        maker: makes the copy of an index anew; None if nobody knows how.
+        maker: re-creates the copy of an index; None if that is not possible.
     """
 
     maker: Callable[[int], MultiAgentEnv] | None = None
@@ -38,7 +38,7 @@ class MultiAgentEnvironments(EnvCopies):
             seed: for its `reset`.
 
         Raises:
-            EnvError: if the answer breaks the contract of `MultiAgentEnv`.
+            EnvError: if the result violates the API of `MultiAgentEnv`.
         """
         try:
             return self._first(index, seed)
@@ -47,7 +47,7 @@ class MultiAgentEnvironments(EnvCopies):
             return self.renew(index)
 
     def renew(self, index: int) -> tuple[Mapping, Mapping]:
-        """Puts a new copy in the place of one that broke, and starts an episode like `reset`."""
+        """Replaces a copy that failed by a new one, and starts an episode like `reset`."""
         return self._renew(index, self._first)
 
     def _first(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
@@ -70,7 +70,7 @@ class MultiAgentEnvironments(EnvCopies):
         """Steps one copy.
 
         Raises:
-            EnvError: if the answer breaks the contract of `MultiAgentEnv`.
+            EnvError: if the result violates the API of `MultiAgentEnv`.
         """
         found = self._steps[index](actions)
         if not _keeps_the_contract(found):
@@ -78,19 +78,19 @@ class MultiAgentEnvironments(EnvCopies):
         return found
 
     def get_state(self) -> list[Any] | None:
-        """Returns the state of each copy, or None if one cannot tell it (by `get_state`)."""
+        """Returns the state of each copy, or None if one has no `get_state`."""
         tell = [getattr(env, "get_state", None) for env in self.envs]
         states = [one() if callable(one) else None for one in tell]
         return None if any(state is None for state in states) else states
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a result of `get_state`."""
         for env, state in zip(self.envs, states, strict=True):
             env.set_state(state)
 
 
 def _keeps_the_contract(found: MultiAgentStep | Sequence[Any]) -> bool:
-    """Returns False where a closer look is needed; it is asked in every step, so it is quick."""
+    """Returns False if a closer look is needed; called in every step, so it is quick."""
     if not isinstance(found, tuple) or len(found) != 5:
         return False
     obs, rewards, terminateds, truncateds, infos = found
@@ -109,7 +109,7 @@ def _keeps_the_contract(found: MultiAgentStep | Sequence[Any]) -> bool:
 
 
 def _explain(index: int, found: MultiAgentStep | Sequence[Any]) -> None:
-    """Raises an `EnvError` that says what is wrong with the answer of a step, if anything is."""
+    """Raises an `EnvError` about the first fault in the result of a step, if there is one."""
     if not isinstance(found, tuple | list) or len(found) != 5:
         got = f"{len(found)} values" if isinstance(found, tuple | list) else type(found).__name__
         raise EnvError(

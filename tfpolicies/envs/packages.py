@@ -1,4 +1,4 @@
-"""Packages whose environments Gymnasium knows once they are asked to register them."""
+"""Registers environments of third-party packages with Gymnasium, by namespace."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import gymnasium as gym
 from tfpolicies.errors import EnvError
 
 _PACKAGES = {"ALE": ("ale_py", ""), "MinAtar": ("minatar.gym", "register_envs")}
-"""By the namespace of their names: the module, and its function that registers them."""
+"""By namespace: the module, and its function that registers its environments."""
 
 
 def register_namespace(name: str) -> None:
-    """Registers the environments of a name's namespace, if a package is known to have them.
+    """Has the package of a name's namespace register its environments, if the package is known.
 
     Args:
         name: such as `"MinAtar/Breakout-v1"`.

@@ -1,7 +1,7 @@
 """PettingZoo's environments as `MultiAgentEnv`: parallel ones and turn-based (AEC) ones.
 
 Observations `{"observation": ..., "action_mask": ...}`, as PettingZoo's classic games have them,
-become `{"observations": ..., "action_mask": ...}`, which policies read masks from.
+become `{"observations": ..., "action_mask": ...}`, the form from which policies read masks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _THEIRS, _OURS = "observation", "observations"
 
 
 def is_pettingzoo_name(name: str) -> bool:
-    """Whether a name is one that `pettingzoo_env` makes an environment of.
+    """Returns True if `pettingzoo_env` accepts a name.
 
     >>> is_pettingzoo_name("mpe2:simple_spread_v3"), is_pettingzoo_name("my.module:Env")
     (True, False)
@@ -34,7 +34,7 @@ def is_pettingzoo_name(name: str) -> bool:
 
 
 def is_pettingzoo(env: Any) -> bool:
-    """Whether an object is an environment of PettingZoo's API, parallel or turn-based."""
+    """Returns True if an object is an environment of PettingZoo's API, parallel or turn-based."""
     return hasattr(env, "possible_agents") and not isinstance(env, MultiAgentEnv | type)
 
 
@@ -43,13 +43,13 @@ def pettingzoo_env(env: Any, **settings: object) -> MultiAgentEnv:
 
     Args:
         env: an instance, parallel or turn-based; a creator `f(**settings)` of one; or a name:
-            `"pettingzoo:butterfly/pistonball_v6"`, `"mpe2:simple_spread_v3"`. By name the parallel
-            form is taken where the module has one.
-        settings: what the creator is called with.
+            `"pettingzoo:butterfly/pistonball_v6"`, `"mpe2:simple_spread_v3"`. A name selects the
+            parallel form if the module has one.
+        settings: keyword arguments for the creator.
 
     Raises:
-        EnvError: for an unknown name, a package that is missing, or something else than an
-            environment of PettingZoo.
+        EnvError: for an unknown name, a missing package, or an object that is not an environment of
+            PettingZoo.
     """
     made = env
     if isinstance(env, str):
@@ -66,7 +66,7 @@ def pettingzoo_env(env: Any, **settings: object) -> MultiAgentEnv:
 
 
 def pettingzoo_creator(name: str) -> Callable[..., Any]:
-    """Returns the creator that a name stands for; it is called with the environment's settings.
+    """Returns the creator of a name; it is called with the environment's settings.
 
     Raises:
         EnvError: if the name is unknown, or a package is missing; by the creator, if a package is
@@ -77,9 +77,9 @@ def pettingzoo_creator(name: str) -> Callable[..., Any]:
 
 
 def _registered(name: str) -> Callable[..., Any]:
-    """Returns the creator of an environment that PettingZoo knows: its parallel form if it has one.
+    """Returns the creator of a registered environment: its parallel form if it has one.
 
-    PettingZoo's ids end in "-v1"; its modules, and the names everybody knows, in "_v1".
+    PettingZoo's ids end in "-v1"; its modules, and the commonly used names, in "_v1".
     """
     try:
         import pettingzoo as package
@@ -119,12 +119,7 @@ def _of_module(package: str, name: str) -> Callable[..., Any]:
 
 
 class _PettingZoo(MultiAgentEnv):
-    """What both forms share: spaces by agent id, and masks.
-
-    Args:
-        env: the PettingZoo environment.
-        renames: whether observations with masks get the names that policies read masks from.
-    """
+    """Base of both forms: spaces by agent id, and masks under the keys that policies read."""
 
     def __init__(self, env: Any, *, renames: bool = True) -> None:
         self.env = env
@@ -165,7 +160,7 @@ def _has_mask(space: spaces.Space) -> bool:
 
 
 def _with_all(terminateds: ByAgent, truncateds: ByAgent, over: bool) -> tuple[ByAgent, ByAgent]:
-    """Returns the flags with "__all__": an episode is truncated if nobody ended it otherwise."""
+    """Returns the flags with "__all__": truncated only if some agent was, and none terminated."""
     cut = over and any(truncateds.values()) and not any(terminateds.values())
     return {**terminateds, ALL: over and not cut}, {**truncateds, ALL: cut}
 
@@ -191,8 +186,8 @@ class ParallelPettingZoo(_PettingZoo):
 class TurnBasedPettingZoo(_PettingZoo):
     """A turn-based (AEC) environment of PettingZoo: one agent observes and acts at a time.
 
-    An agent gets what it earned since its last turn together with its next observation. The last
-    observations of agents that are done come in the step in which PettingZoo takes them out.
+    An agent gets the reward since its last turn together with its next observation. The last
+    observations of agents that are done come in the step in which PettingZoo removes them.
 
     Args:
         env: the PettingZoo environment.
@@ -214,7 +209,7 @@ class TurnBasedPettingZoo(_PettingZoo):
         return self._next_turn()
 
     def _next_turn(self) -> MultiAgentStep:
-        """Takes out agents that are done, and returns who is next."""
+        """Removes agents that are done, and returns the observation of the next agent."""
         found: list[ByAgent] = [{} for _ in MultiAgentStep._fields]
         obs, rewards, terminateds, truncateds, infos = found
         while self.env.agents:

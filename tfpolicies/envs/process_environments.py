@@ -2,8 +2,8 @@
 
 A worker gives each process its share of the environments (`child_process.py` is the worker's side
 of one, `env_process.py` the program that runs there). Observations, actions and rewards are in
-shared memory; this module sends the requests, and puts the parts of a step together. It also
-replaces a process that was lost, and says which environment it was lost in.
+shared memory; this module sends the requests, and assembles the parts of a step. It also
+replaces a process that was lost, and reports the environment in which it was lost.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 
-_LOOK_SECONDS = 1.0  # between two looks whether a silent process has ended
+_LOOK_SECONDS = 1.0  # between two checks if a silent process has ended
 _GRACE = 5.0  # seconds at most beyond env_step_timeout_s, for calls that return by themselves
-_CLOSE_SECONDS = 5.0  # for processes that are to end by themselves
+_CLOSE_SECONDS = 5.0  # for processes to end by themselves
 
 
 def make_process_environments(
@@ -62,25 +62,25 @@ def make_process_environments(
     checked: bool = True,
     may_be_none: bool = False,
 ) -> ProcessEnvironments | None:
-    """Makes environments with one agent in processes of their own.
+    """Makes environments with one agent in separate processes.
 
     Args:
-        source: as `make_any_environments` takes it, but for environments that are given themselves
-            and those that step together.
-        num_envs: how many in all.
-        num_processes: over how many processes they are spread.
+        source: as `make_any_environments` takes it, but neither an instance nor a source of vector
+            environments.
+        num_envs: number of environments in all.
+        num_processes: number of processes over which they are spread.
         context: of the first one.
         on_created: called with a `RemoteEnvironment`, its context and its index.
         checked: whether Gymnasium's checker watches environments made by name.
-        may_be_none: whether a creator may give None, for no environment.
+        may_be_none: whether a creator may return None, for no environment.
 
     Returns:
-        The environments; None if the creator gave None and may do so.
+        The environments; None if the creator returned None and may do so.
 
     Raises:
         ConfigError: if there are more processes than environments.
         EnvError: if the environments cannot be sent to other processes, or not be made there.
-        Exception: what a constructor raises.
+        Exception: any exception of a constructor.
     """
     check_process_count(num_envs, num_processes)
     if is_instance(source):
@@ -106,11 +106,6 @@ def make_process_environments(
 
 
 def _pack(assignment: Mapping[str, Any]) -> bytes:
-    """Returns the request to make environments.
-
-    Raises:
-        EnvError: if part of it cannot be sent to another process.
-    """
     try:
         return cloudpickle.dumps(("make", Assignment(**assignment)))
     except Exception as error:
@@ -135,12 +130,7 @@ def _find_unsendable(assignment: Mapping[str, Any]) -> str:
 def _start(
     assignment: bytes, num_envs: int, num_processes: int, worker_index: int
 ) -> ProcessEnvironments | None:
-    """Starts processes and has them make their environments; None if the creator gives none.
-
-    Raises:
-        EnvError: if the spaces of the environments differ, or a process ends.
-        Exception: what a constructor raises.
-    """
+    """Starts processes that make their environments; None if the creator returns None."""
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(make_unnamed_file())
         processes = [ChildProcess(number, memory) for number in range(num_processes)]
@@ -161,12 +151,7 @@ def _start(
 
 
 def _receive_made(process: ChildProcess, share: range, worker_index: int) -> Made | None:
-    """Returns what a process has made.
-
-    Raises:
-        EnvError: if it has ended.
-        Exception: what a constructor raises.
-    """
+    """Receives the answer to the request to make environments; explains a lost process."""
     place = f"{_name_share(share)} of worker {worker_index}"
     try:
         made: Made | None = process.receive()
@@ -194,15 +179,15 @@ def _name_share(share: range) -> str:
 
 def _advise(lost: ProcessLostError) -> str:
     is_killed = str(lost) == "SIGKILL"
-    return " The system does so where memory runs out: try fewer processes." if is_killed else ""
+    return " The system does so if memory runs out: try fewer processes." if is_killed else ""
 
 
 def _warn_of_tensorflow(made: Sequence[Made]) -> None:
     if any(answer.has_tensorflow for answer in made):
         logger.warning(
             "The processes of environments import TensorFlow, which takes seconds and some hundred "
-            "MB in each of them: the module of the environment's class does. Put that class into a "
-            "module that does not."
+            "MB in each of them: the module of the environment's class imports it. Move that class "
+            "to a module that does not."
         )
 
 
@@ -214,14 +199,14 @@ class ProcessEnvironments(Environments):
 
     Args:
         assignment: the request that makes a process make its environments.
-        processes: have made them.
-        made: what each of them has.
+        processes: processes that have made their environments.
+        made: their answers.
         memory: the file of the shared memory, which this object closes.
         num_envs: N.
         worker_index: of the worker, for messages.
 
     Attributes:
-        seconds_to_make: that making all environments took, added up over the processes.
+        seconds_to_make: time to make all environments, summed over the processes.
 
     Raises:
         EnvError: if their spaces differ, or cannot be shared.
@@ -264,18 +249,15 @@ class ProcessEnvironments(Environments):
         self._ask_each("guard", *([x] * len(self._processes) for x in self._get_guard()))
 
     def _get_guard(self) -> tuple[Any, ...]:
-        """Returns the arguments of `EnvProcess.guard`."""
         repairs = self.repairs
         return repairs.make is not None, repairs.worker_index, self._limit, repairs.limit
 
     # -- processes ----------------------------------------------------------------------------
 
     def _find_process(self, index: int) -> ChildProcess:
-        """Returns the process of an environment."""
         return next(x for x, own in zip(self._processes, self._shares, strict=True) if index in own)
 
     def _make_process(self, index: int) -> ChildProcess:
-        """Starts another process in the place of that of an environment; returns it."""
         number = self._find_process(index).number
         self._processes[number].end()
         process = self._processes[number] = ChildProcess(number, self._memory)
@@ -287,20 +269,14 @@ class ProcessEnvironments(Environments):
         return process
 
     def _announce(self, process: ChildProcess, index: int) -> None:
-        """Notifies the worker of all environments of a process that was started again."""
+        """Calls `on_made` for all environments of a process that was restarted."""
         for i in self._shares[process.number]:
             self._on_made(RemoteEnvironment(self, i), i)
 
     def _send(
         self, processes: list[ChildProcess], requests: list[bytes], *, is_limited: bool = False
     ) -> Iterator[ChildProcess]:
-        """Sends each process a request; yields the processes as they have answered.
-
-        Args:
-            processes: the processes.
-            requests: one for each.
-            is_limited: whether `env_step_timeout_s` is about these requests.
-        """
+        """Sends requests and yields each process that answers; `is_limited`: with a timeout."""
         self._drop_answers(processes)
         arrays = self._arrays
         for process, request in zip(processes, requests, strict=True):
@@ -313,7 +289,7 @@ class ProcessEnvironments(Environments):
         return _LOOK_SECONDS if self._limit is None else min(_LOOK_SECONDS, self._limit / 4)
 
     def _drop_answers(self, processes: Iterable[ChildProcess]) -> None:
-        """Receives answers to earlier requests, which an error or a signal has left there."""
+        """Receives pending answers to earlier requests, which an error or a signal interrupted."""
         late = [process for process in processes if process.outstanding]
         for process in iterate_ready(late, self._get_look_seconds(), self._look):
             while process.outstanding:
@@ -323,18 +299,12 @@ class ProcessEnvironments(Environments):
     def _ask(
         self, process: ChildProcess, method: str, *args: object, is_limited: bool = False
     ) -> Any:
-        """Returns the answer of one process.
-
-        Raises:
-            ProcessLostError: if the process has ended.
-            Exception: what was raised there.
-        """
         request = cloudpickle.dumps((method, *args))
         for answered in self._send([process], [request], is_limited=is_limited):
             return answered.receive()
 
     def _look(self, process: ChildProcess) -> None:
-        """Ends a process that takes too long; and notices one that has ended."""
+        """Ends a process that takes too long, and cleans up one that has ended."""
         end_if_dead(process)
         if process.is_lost() or self._limit is None:
             return
@@ -345,13 +315,7 @@ class ProcessEnvironments(Environments):
     def _explain(
         self, process: ChildProcess, lost: ProcessLostError, method: str
     ) -> tuple[int, EnvError]:
-        """Returns which environment a process was lost in, and an error that says so.
-
-        Args:
-            process: the process.
-            lost: how.
-            method: of the request.
-        """
+        """Returns the environment in which a process was lost, and an error that names it."""
         number = process.number
         share, index = self._shares[number], int(self._arrays.index[number])
         if index >= 0:
@@ -366,16 +330,9 @@ class ProcessEnvironments(Environments):
         return index, EnvError(message)
 
     def _receive(self, process: ChildProcess, method: str, broken: dict[int, Exception]) -> Any:
-        """Returns a process's answer; None if it was lost and another one is in its place.
+        """Returns a process's answer; None if it was lost and replaced.
 
-        Args:
-            process: has answered, or is lost.
-            method: of the request.
-            broken: gets the environments of a lost process.
-
-        Raises:
-            EnvError: if it was lost, and environments that break are not made again.
-            Exception: what was raised there.
+        The environments of a lost process are added to `broken`.
         """
         try:
             return process.receive()
@@ -389,16 +346,7 @@ class ProcessEnvironments(Environments):
             return None
 
     def _ask_each(self, method: str, *args: object) -> list[Any]:
-        """Returns the answers of all processes to a request that does not step.
-
-        Args:
-            method: what is called there.
-            *args: each a list of arguments, one for each process.
-
-        Raises:
-            EnvError: if a process was lost.
-            Exception: what was raised there.
-        """
+        """Sends all processes a request that does not step; `args` has a list per argument."""
         requests = [cloudpickle.dumps((method, *own)) for own in zip(*args, strict=True)]
         requests = requests or [pickle.dumps((method,))] * len(self._processes)
         answers: dict[int, Any] = {}
@@ -414,7 +362,7 @@ class ProcessEnvironments(Environments):
 
         Raises:
             EnvError: if the process was lost.
-            Exception: what was raised there.
+            Exception: the exception raised there.
         """
         process = self._find_process(index)
         try:
@@ -450,11 +398,10 @@ class ProcessEnvironments(Environments):
         return self._put_together(rests, broken)
 
     def _put_together(self, rests: Mapping[int, Rest], broken: dict[int, Exception]) -> Step:
-        """Returns a step.
+        """Assembles a step from shared memory and the processes' answers.
 
-        Args:
-            rests: what is not in shared memory, by process; those that are missing have nothing.
-            broken: environments whose process was lost.
+        A process without results outside of shared memory is not in `rests`; `broken` has the
+        environments of lost processes.
         """
         arrays, repairs = self._arrays, self.repairs
         rewards, terminateds, truncateds = (
@@ -487,7 +434,7 @@ class ProcessEnvironments(Environments):
         results = rewards, terminateds, truncateds
         return Step(self._copy_obs(), *results, infos, dead, final, broken or None)
 
-    # -- everything else ----------------------------------------------------------------------
+    # -- checks, state and close --------------------------------------------------------------
 
     def check_new_env(self, steps: int, action_mask_key: str) -> None:
         """Plays a few steps of an environment made like the first one, in its process.
@@ -521,13 +468,13 @@ class ProcessEnvironments(Environments):
 
 
 class RemoteEnvironment:
-    """An environment in another process, as callers see it that want to talk to it.
+    """Proxy of an environment in another process.
 
     Its attributes are read and set there, and its methods called; arguments and values are copies.
 
     Args:
-        environments: whose one it is.
-        index: which one.
+        environments: the adapter that it belongs to.
+        index: index of the environment.
         is_unwrapped: whether the attributes are those of the environment without its wrappers.
     """
 

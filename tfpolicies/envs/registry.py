@@ -1,4 +1,4 @@
-"""Names for environments of one's own, one agent's or several's."""
+"""Registry of custom environments by name, with one agent or several."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from tfpolicies.errors import EnvError
 from tfpolicies.registers import Register
 
 Source: TypeAlias = str | type | Callable[..., Any] | gym.Env | VectorEnv
-"""The source of environments: a name, a class, a function or an environment itself."""
+"""Source of environments: a name, a class, a function or an environment instance."""
 
 ENVIRONMENTS = Register("An environment", EnvError)
 
 
 def env_name(source: Source) -> str:
-    """Returns the name of what environments are made of: a text, a class or a function."""
+    """Returns the name of an environment source: a text, a class or a function."""
     return source if isinstance(source, str) else getattr(source, "__name__", type(source).__name__)
 
 
 def register_environment(name: str, creator: Callable[[Any], Any]) -> None:
-    """Gives a creator of environments a name, which `config.environment(name)` then takes.
+    """Registers a creator of environments under a name, for `config.environment(name)`.
 
-    A name that Gymnasium knows, too, means this one. Registering it again replaces the creator. The
-    register belongs to the process: whoever loads a checkpoint in another one registers there.
+    The name takes precedence over one that Gymnasium knows. Registering it again replaces the
+    creator. The registry belongs to the process: a process that loads a checkpoint registers its
+    names itself.
 
     Args:
         name: a non-empty text.
-        creator: `f(env_context)` or a class; what it may give is told by `make_any_environments`.
+        creator: `f(env_context)` or a class; `make_any_environments` lists what it may return.
 
     Raises:
-        EnvError: if the name is no text or the creator cannot be called.
+        EnvError: if the name is not a text or the creator cannot be called.
     """
     if not callable(creator):
         raise EnvError(

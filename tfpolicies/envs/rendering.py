@@ -1,4 +1,4 @@
-"""Environments that can be looked at: how they render, and the pictures that they give."""
+"""Makes environments that render, and returns their frames."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from tfpolicies.errors import EnvError
 from tfpolicies.system.quiet import native_stderr_without
 
 PICTURES = ("rgb_array", "rgb_array_list")
-"""The ways to render that give pictures, the preferred one first."""
+"""Render modes that return frames, the preferred one first."""
 
 WINDOW = "human"
-"""The way to render that shows a window."""
+"""Render mode that shows a window."""
 
-_FPS = 30.0  # where an environment does not tell
+_FPS = 30.0  # for environments whose metadata has no render_fps
 
 
 def make_rendering(source: Source, context: EnvContext, modes: Sequence[str]) -> Any:
-    """Makes one environment that renders in a given way.
+    """Makes one environment that renders in one of some modes.
 
-    Its creator is called with `render_mode` among the settings. One that does not take it, or does
-    not heed it, is taken as it is, and its attribute `render_mode` is set.
+    Its creator is called with `render_mode` among the settings. If the creator rejects or ignores
+    that setting, the environment is made without it and its attribute `render_mode` is set.
 
     Args:
-        source: as `make_any_environments` takes it, but for an instance.
-        context: what creators are called with.
-        modes: ways to render, the preferred one first.
+        source: as `make_any_environments` takes it, but not an instance.
+        context: for the creators.
+        modes: render modes, the preferred one first.
 
     Returns:
         A `gymnasium.Env` or a `MultiAgentEnv`.
 
     Raises:
-        EnvError: if the environment cannot be made, steps with others only, or has none of `modes`.
+        EnvError: if the environment cannot be made, is a vector environment, or lacks `modes`.
     """
     plain = _alone(source, context)
     mode = next((mode for mode in modes if mode in render_modes(plain)), None)
@@ -56,7 +56,7 @@ def make_rendering(source: Source, context: EnvContext, modes: Sequence[str]) ->
     if getattr(plain, "render_mode", None) == mode:
         return plain
     made = plain
-    with contextlib.suppress(Exception):  # whatever a creator raises about a setting
+    with contextlib.suppress(Exception):  # a creator may raise anything about a setting
         made = _alone(source, context.copy_with_overrides({**context, "render_mode": mode}))
     if made is not plain:
         plain.close()
@@ -77,14 +77,10 @@ def _way_out(env: gym.Env, modes: Sequence[str]) -> str:
 
 
 def _alone(source: Source, context: EnvContext) -> Any:
-    """Makes one environment by itself.
-
-    Raises:
-        EnvError: if it is EnvPool's, or a vector environment.
-    """
+    """Makes one environment; refuses vector environments, which cannot render a single one."""
     if isinstance(source, str) and is_envpool_name(source):
         raise EnvError(
-            f"{source!r} cannot be rendered: EnvPool gives observations alone. Name the same task "
+            f"{source!r} cannot be rendered: EnvPool returns only observations. Name the same task "
             "of Gymnasium, such as ALE/Pong-v5 for envpool:Pong-v5."
         )
     made = make_any_environments(source, 1, context, checked=False)
@@ -92,38 +88,38 @@ def _alone(source: Source, context: EnvContext) -> Any:
         return draw_apart(made.envs[0])
     made.close()  # type: ignore[union-attr]
     raise EnvError(
-        f"{name_of(source)} steps its environments together, and shows none of them alone. Name an "
+        f"{name_of(source)} is a vector environment, which cannot render a single one. Name an "
         "environment with the same spaces that is a gymnasium.Env."
     )
 
 
 def render_modes(env: gym.Env) -> list[str]:
-    """Returns the ways in which an environment says that it renders."""
+    """Returns the render modes in an environment's metadata."""
     return list((getattr(env, "metadata", None) or {}).get("render_modes") or ())
 
 
 def render_fps(env: gym.Env) -> float:
-    """Returns how many pictures a second an environment is to be shown with."""
+    """Returns the frames per second of an environment's metadata, or a default."""
     told = (getattr(env, "metadata", None) or {}).get("render_fps")
     return float(told) if told else _FPS
 
 
 def quiet_drawing() -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which SDL does not say that XDG_RUNTIME_DIR is not set.
+    """Returns a context that hides SDL's message about a missing XDG_RUNTIME_DIR.
 
-    Pictures need no such folder; pygame opens SDL with the first picture of each environment.
+    Frames need no such folder; pygame opens SDL with the first frame of each environment.
     """
     return native_stderr_without(rb"XDG_RUNTIME_DIR")
 
 
 def pictures_of(env: gym.Env) -> list[np.ndarray]:
-    """Returns what an environment shows now: one picture, or those since the last call.
+    """Renders an environment: one frame, or those since the last call.
 
     Returns:
         uint8 `[height, width, 3]` each.
 
     Raises:
-        EnvError: if it fails, or gives something else.
+        EnvError: if rendering fails, or returns something else.
     """
     try:
         found = env.render()
@@ -149,7 +145,7 @@ def _picture(env: gym.Env, found: Any) -> np.ndarray:
 
 
 def name_of(env: Source) -> str:
-    """Returns what an environment, or what it is made of, is called in messages."""
+    """Returns how messages call an environment or an environment source."""
     if isinstance(env, str):
         return f"The environment {env!r}"
     spec = getattr(env, "spec", None)

@@ -1,7 +1,7 @@
-"""Environments that break: which one it was and what it gave, and a new one in its place.
+"""Fault tolerance of environments: reports failures, and replaces environments that failed.
 
-An environment breaks when `reset` or `step` raises, takes longer than it may, or returns what is no
-observation of its space, no reward, or not finite.
+An environment fails when `reset` or `step` raises, exceeds its time limit, or returns an invalid
+observation, reward or flag.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tfpolicies.type_aliases import Scalar, Structure
 
 logger = logging.getLogger("tfpolicies")
 
-_FRAMES = 8  # of the stack that are shown of a call that hangs
+_FRAMES = 8  # stack frames shown of a call that hangs
 BREAKS = (Exception, SystemExit)
-"""What counts as the breaking of an environment, which must not end the process it runs in."""
+"""Exceptions that count as failures of an environment; they must not end the process."""
 
-_FIRST_TRIES = 10  # to reset an environment where none has been reset so far
+_FIRST_TRIES = 10  # tries to reset an environment if none has been reset so far
 _LONGEST_PAUSE = 5.0  # seconds between two tries to reset a new environment
-_MOST_IN_A_ROW = 200  # breaks of an environment without a completed step
+_MOST_IN_A_ROW = 200  # failures of an environment without a completed step
 
 
 def hint_for(error: BaseException) -> str:
-    """Returns what to do about an error that an environment raised, with a space before; or ""."""
+    """Returns a hint for an error that an environment raised, starting with a space; or ""."""
     if isinstance(error, ValueError) and "read-only" in str(error):
         return " Actions are read-only: write to a copy, `action = action.copy()`."
     return ""
@@ -51,10 +51,11 @@ def describe_slow_call(what: str, seconds: float, limit: float) -> str:
 
 
 class Watchdog:
-    """Notices calls that take too long, in a thread of its own.
+    """Detects calls that take too long, in a separate thread.
 
-    A call cannot be ended from outside. While it lasts, the log has where it hangs, and `trouble`
-    says so; if it returns after all, it counts as broken. A remote worker that hangs is replaced.
+    A call cannot be ended from outside. While it lasts, the stack is logged, and `trouble`
+    describes it; if it returns after all, it counts as failed. A remote worker that hangs is
+    replaced.
 
     Args:
         limit: seconds that a call may take.
@@ -62,7 +63,7 @@ class Watchdog:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._running: tuple[str, float, int] | None = None  # what, since when, thread
+        self._running: tuple[str, float, int] | None = None  # description, start, thread id
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -87,7 +88,7 @@ class Watchdog:
         return result
 
     def trouble(self) -> str | None:
-        """Says what takes too long at present; None if nothing does."""
+        """Describes the call that takes too long at present; returns None if there is none."""
         running = self._running
         if running is None:
             return None
@@ -115,16 +116,16 @@ class Watchdog:
 
 @dataclass(eq=False)
 class Repairs:
-    """Says which environment broke, and makes a new one where that is asked for.
+    """Records failures of environments, and re-creates failed environments if configured.
 
     Attributes:
-        make: makes the environment of an index anew; None: what breaks is an error.
+        make: re-creates the environment of an index; None: a failure is an error.
         worker_index: of the worker that the environments belong to, for messages.
-        watchdog: looks after how long calls take; None: they may take any time.
-        limit: times that an environment may break without finishing an episode; None: any number.
-        on_made: called with each environment that was made anew, and its index.
-        first_index: what messages call the environment of index 0.
-        breaks: how many there were, in all environments.
+        watchdog: monitors the duration of calls; None: unlimited.
+        limit: failures without a finished episode that an environment may have; None: any number.
+        on_made: called with each re-created environment, and its index.
+        first_index: index of the first environment, for messages.
+        breaks: number of failures in all environments.
     """
 
     make: Callable[[int], Any] | None = None
@@ -136,10 +137,10 @@ class Repairs:
 
     def __post_init__(self) -> None:
         self.breaks = self._episodes = 0  # of all environments; only whole episodes count
-        self._has_started = False  # whether one of them has been reset
+        self._has_started = False  # whether any environment has been reset
         self._place = "" if self.worker_index is None else f" of worker {self.worker_index}"
-        self._times: dict[int, int] = {}  # that one broke since its last whole episode
-        self._in_a_row: Counter[int] = Counter()  # likewise, since its last completed step
+        self._times: dict[int, int] = {}  # failures by index since the last whole episode
+        self._in_a_row: Counter[int] = Counter()  # failures since the last completed step
 
     def name(self, index: int) -> str:
         """Returns how messages call an environment."""
@@ -150,40 +151,40 @@ class Repairs:
         return f"`{method}` of {self.name(index).lower()}"
 
     def watched(self, index: int, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a method of an environment that the watchdog looks after."""
+        """Returns a method of an environment, monitored by the watchdog."""
         if self.watchdog is None:
             return function
         return functools.partial(self.watchdog.call, self.call(index, method), function)
 
     def broke(self, index: int, call: str, error: BaseException) -> Exception:
-        """Reports an environment that broke.
+        """Records the failure of an environment.
 
         Args:
-            index: which one.
-            call: what was called.
-            error: what it raised, or an `EnvError` about what it returned.
+            index: of the environment.
+            call: the call that failed.
+            error: the exception that it raised, or an `EnvError` about its result.
 
         Returns:
             `error`, or an `EnvError` instead of a `SystemExit`.
 
         Raises:
-            Exception: `error`, unless environments are made anew.
-            EnvError: if it broke too often without finishing an episode, or completing a step.
+            Exception: `error`, unless environments are re-created.
+            EnvError: if it failed too often without finishing an episode, or completing a step.
         """
         if not isinstance(error, Exception):
             explained = EnvError(
-                f"`{call}` of {self.name(index).lower()} was to end the process: {error!r}. "
+                f"`{call}` of {self.name(index).lower()} tried to end the process: {error!r}. "
                 "Let it end the episode (`terminated`, `truncated`), or raise an error."
             )
             explained.__cause__ = error
             error = explained
-        name, reason = self.name(index), f"broke in {call}: {type(error).__name__}: {error}"
+        name, reason = self.name(index), f"failed in {call}: {type(error).__name__}: {error}"
         reason += hint_for(error)
         if self.make is None:
             if hasattr(error, "add_note"):
                 error.add_note(
-                    f"{name} broke in {call}.{hint_for(error)} "
-                    "fault_tolerance(restart_failed_sub_environments=True) makes it anew."
+                    f"{name} failed in {call}.{hint_for(error)} "
+                    "fault_tolerance(restart_failed_sub_environments=True) re-creates it."
                 )
             else:
                 logger.error("%s %s", name, reason)
@@ -193,73 +194,69 @@ class Repairs:
         return error
 
     def mended(self, index: int, call: str, error: Exception) -> None:
-        """Takes down that an environment broke, and has been made anew without our doing.
+        """Records that an environment failed and has re-created itself.
 
         Raises:
-            EnvError: if it broke too often without finishing an episode, or completing a step.
+            EnvError: if it failed too often without finishing an episode, or completing a step.
         """
-        self._count(index, f"broke in {call}: {type(error).__name__}: {error}", error)
+        self._count(index, f"failed in {call}: {type(error).__name__}: {error}", error)
 
     def _count(self, index: int, reason: str, error: BaseException) -> None:
-        """Counts a break, and says so unless there were many of them.
-
-        Raises:
-            EnvError: if there were more in a row than there may be.
-        """
+        """Counts a failure, logs the first ones and then fewer; raises if the limit is exceeded."""
         self.breaks += 1
         if _is_round(self.breaks):
             logger.warning(
-                "%s is made anew, and its episode is dropped: it %s. So far there were %d breaks "
-                "and %d whole episodes.",
+                "%s is re-created, and its episode is dropped: it %s. So far there were %d "
+                "failures and %d whole episodes.",
                 *(self.name(index), reason, self.breaks, self._episodes),
             )
         times = self._times[index] = self._times.get(index, 0) + 1
         if self.limit is not None and times > self.limit:
             raise EnvError(
-                f"{self.name(index)} broke {times} times without a whole episode, and "
+                f"{self.name(index)} failed {times} times without a whole episode, and "
                 f"max_num_sub_environment_restarts={self.limit}; at last it {reason}"
             ) from error
         self._in_a_row[index] += 1
         if self._in_a_row[index] >= _MOST_IN_A_ROW:
             raise EnvError(
-                f"{self.name(index)} broke {_MOST_IN_A_ROW} times in a row without completing a "
+                f"{self.name(index)} failed {_MOST_IN_A_ROW} times in a row without completing a "
                 f"step; at last it {reason}"
             ) from error
 
     def stepped(self, index: int | None = None) -> None:
-        """Takes down that an environment completed a step; None: that all of them did."""
+        """Records that an environment completed a step; None: all of them did."""
         if index is None:
             self._in_a_row.clear()
         else:
             self._in_a_row.pop(index, None)
 
     def worked(self, index: int, episodes: int = 1) -> None:
-        """Takes down that an environment finished an episode, or several."""
+        """Records that an environment finished one or more episodes."""
         self._has_started = True
         self._episodes += episodes
         self._times.pop(index, None)
 
     def renewed(self, index: int, old: Any, start: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Returns a new environment and what `start(environment)` gave.
+        """Returns a new environment and the result of `start(environment)`.
 
-        A new one that cannot be made or reset has broken, too, and is replaced in its turn, after a
-        pause that grows.
+        If the new one cannot be made or reset, that is a failure as well, and it is replaced
+        after a pause that grows.
 
         Args:
-            index: which one.
+            index: of the environment.
             old: is closed first.
-            start: resets the new one, and checks what that gives.
+            start: resets the new one, and checks the result.
 
         Raises:
-            EnvError: if it broke too often, or if no environment here was ever reset.
+            EnvError: if it failed too often, or if no environment here was ever reset.
         """
         if self.make is None:
-            raise EnvError(f"{self.name(index)} cannot be made anew.")
+            raise EnvError(f"{self.name(index)} cannot be re-created.")
         for tries in itertools.count(1):
             try:
                 old.close()
             except BREAKS as error:
-                logger.warning("%s broke in close(): %r", self.name(index), error)
+                logger.warning("%s failed in close(): %r", self.name(index), error)
             try:
                 old = self.make(index)
             except BREAKS as error:
@@ -276,34 +273,30 @@ class Repairs:
         raise AssertionError("an endless loop ended")
 
     def _failed_again(self, index: int, tries: int, error: BaseException) -> None:
-        """Counts a new environment that cannot be made or reset, and waits.
-
-        Raises:
-            EnvError: if it broke too often, or if no environment here was ever reset.
-        """
+        """Counts a new environment that cannot be made or reset, and waits; raises after many."""
         if tries == _FIRST_TRIES and not self._has_started:
             raise EnvError(
-                f"{self.name(index)} was made anew {tries} times, but could not be reset: "
+                f"{self.name(index)} was re-created {tries} times, but could not be reset: "
                 f"{error!r}."
             ) from error
-        reason = f"broke when it was made or first reset: {type(error).__name__}: {error}"
+        reason = f"failed when it was made or first reset: {type(error).__name__}: {error}"
         self._count(index, reason, error)
         time.sleep(min(0.001 * 2**tries, _LONGEST_PAUSE))
 
 
 class EnvCopies:
-    """Copies of an environment, whose calls are watched, and which are made anew when they break.
+    """Copies of an environment, whose calls are monitored, and which are re-created after failures.
 
     Attributes:
         envs: the copies.
-        repairs: what is done about copies that break.
+        repairs: handles failures of the copies.
     """
 
     envs: list[Any]
     repairs: Repairs
 
     def guard(self, repairs: Repairs) -> None:
-        """Takes what is done about copies that break."""
+        """Sets the supervisor that handles failures of the copies."""
         self.repairs = repairs
         self._watch_calls()
 
@@ -313,7 +306,7 @@ class EnvCopies:
         self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
 
     def _renew(self, index: int, begin: Callable[[int], Any]) -> Any:
-        """Puts a new copy in the place of one that broke; returns what `begin(index)` gives."""
+        """Replaces a copy that failed by a new one; returns the result of `begin(index)`."""
 
         def start(env: gym.Env) -> Any:
             self.envs[index] = env
@@ -323,7 +316,7 @@ class EnvCopies:
         return self.repairs.renewed(index, self.envs[index], start)[1]
 
     def get_sub_environments(self) -> list[Any]:
-        """Returns the copies, by index, for callers that want to talk to them."""
+        """Returns the copies, by index."""
         return list(self.envs)
 
     def close(self) -> None:
@@ -333,7 +326,7 @@ class EnvCopies:
 
 
 def _is_round(count: int) -> bool:
-    """Whether a count is worth a line: 1 to 10, 20, 30, ..., 100, 200, ...
+    """Returns True if a count is worth a log line: 1 to 10, 20, 30, ..., 100, 200, ...
 
     >>> [count for count in range(1, 400) if _is_round(count)][8:]
     [9, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 200, 300]
@@ -342,7 +335,7 @@ def _is_round(count: int) -> bool:
 
 
 def are_sound(array: np.ndarray) -> bool:
-    """Whether an array has real numbers, and neither NaN nor infinity among them.
+    """Returns True if an array has real numbers, and neither NaN nor infinity among them.
 
     >>> are_sound(np.array([1.0, 1e200])), are_sound(np.array([1.0, np.nan]))
     (True, False)
@@ -354,7 +347,7 @@ def are_sound(array: np.ndarray) -> bool:
 
 
 def are_flags(values: Sequence[Any]) -> bool:
-    """Whether values that say which episodes ended are all True or False, or 1 or 0.
+    """Returns True if values (flags of ended episodes) are all True or False, or 1 or 0.
 
     >>> are_flags([True, 0]), are_flags(["False", True]), are_flags([2.0])
     (True, False, False)
@@ -366,17 +359,17 @@ def are_flags(values: Sequence[Any]) -> bool:
 
 
 def as_flags(array: np.ndarray) -> np.ndarray | None:
-    """Returns the flags of a vector environment as a bool array; None if there are others."""
+    """Returns the flags of a vector environment as a bool array; None if there are other values."""
     if array.dtype.kind == "b":
         return array
     return array.astype(bool) if are_flags(array.tolist()) else None
 
 
 def sound_check(space: gym.Space) -> Callable[[Any], bool]:
-    """Returns a function that says whether observations, one or a batch, can be of a space.
+    """Returns a function that checks observations of a space, single ones or a batch.
 
     Floats must be finite, elements of discrete spaces within their bounds. Boxes of integers, which
-    are mostly images, are not looked through, nor are the bounds of floats.
+    are mostly images, and bounds of floats are not checked.
 
     >>> can_be = sound_check(gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Box(0, 1)))
     >>> can_be({"a": np.array([2, 0]), "b": np.array([[0.5], [7.0]])})
@@ -402,12 +395,12 @@ def sound_check(space: gym.Space) -> Callable[[Any], bool]:
 
 
 def unsound(space: gym.Space) -> str:
-    """Returns how messages say that `sound_check` found something."""
+    """Returns how messages describe an observation that `sound_check` rejects."""
     return "is not finite" if isinstance(space, gym.spaces.Box) else f"is not in {space}"
 
 
 def check_observation(space: gym.Space, obs: Any, what: str) -> None:
-    """Raises an `EnvError` unless all parts of `obs` are there, of their shape, and finite."""
+    """Raises an `EnvError` unless all parts of `obs` exist, have their shape, and are finite."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
         for key, sub in parts:
@@ -436,7 +429,7 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
 def _shape(value: ArrayLike) -> Any:
     try:
         return np.shape(value)
-    except ValueError:  # of lists of several lengths
+    except ValueError:  # lists of different lengths
         return "(ragged)"
 
 
@@ -457,10 +450,10 @@ def require_space(owner: object, name: str) -> gym.Space:
 
 
 def explain_seed(reset: Callable[..., Any], what: str) -> None:
-    """Says what is wrong if a call of `reset(seed=...)` failed for its signature.
+    """Checks that `reset` takes a `seed`, after a call of `reset(seed=...)` raised a `TypeError`.
 
     Args:
-        reset: what was called.
+        reset: the method.
         what: how messages call it.
 
     Raises:
@@ -468,7 +461,7 @@ def explain_seed(reset: Callable[..., Any], what: str) -> None:
     """
     try:
         inspect.signature(reset).bind(seed=0)
-    except ValueError:  # Python cannot tell its signature
+    except ValueError:  # Python cannot determine its signature
         return
     except TypeError as error:
         raise EnvError(
@@ -489,7 +482,7 @@ def check_reward(reward: Structure, what: str) -> None:
 
 
 def check_flag(flag: Scalar, name: str, what: str) -> None:
-    """Raises an `EnvError` unless what says whether an episode ended is a bool, 0 or 1."""
+    """Raises an `EnvError` unless a flag of an ended episode is a bool, 0 or 1."""
     if np.shape(flag) != () or not are_flags([flag]):
         shown = flag.item() if isinstance(flag, np.generic) else flag
         raise EnvError(f"{what} gave {name}={shown!r}; it must be True or False.")

@@ -1,7 +1,7 @@
-"""Memory that the processes of a worker's environments share with the worker.
+"""Memory that a worker shares with the processes of its environments.
 
-The memory has no name anywhere, so the system has it back when the last process that maps it ends,
-however that happens.
+The memory has no name, so the system frees it when the last process that maps it ends, even after
+a crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Layout = list[tuple[tuple[int, ...], np.dtype]]
 
 
 def make_unnamed_file() -> Any:
-    """Returns a new, empty file that has no name: in memory; on disk where that is not offered."""
+    """Returns a new, empty file without a name: in memory if the system offers it, else on disk."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tfpolicies"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
@@ -47,7 +47,7 @@ def flatten(space: gym.Space, nested: Any) -> list[Any]:
 
 
 def unflatten(space: gym.Space, leaves: Iterator[Any]) -> Any:
-    """Returns leaves, as `flatten` gives them, nested as a space."""
+    """Nests the leaves of `flatten` like the space."""
     if isinstance(space, gym.spaces.Dict):
         return {key: unflatten(part, leaves) for key, part in space.items()}
     if isinstance(space, gym.spaces.Tuple):
@@ -60,7 +60,7 @@ def get_layout(space: gym.Space, *, is_observed: bool) -> Layout:
 
     Args:
         space: of observations or of actions.
-        is_observed: whether they are observations, whose float64 become float32.
+        is_observed: whether it is for observations, whose float64 become float32.
 
     Raises:
         EnvError: if a leaf of the space is not an array of fixed shape.
@@ -94,7 +94,7 @@ class SharedArrays:
         rewards: float32 `[N]`.
         terminateds: bool `[N]`.
         truncateds: bool `[N]`.
-        since: float64 `[P]`: when the latest call of an environment began, by `time.monotonic`.
+        since: float64 `[P]`: start of the latest call of an environment, by `time.monotonic`.
         index: int64 `[P]`: the environment of that call; -1 before the first call of a request.
         is_step: bool `[P]`: whether that call is of `step`, and not of `reset`.
 

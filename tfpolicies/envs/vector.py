@@ -1,18 +1,16 @@
-"""Many environments behind one step, whatever they are and however they reset.
+"""Adapters that step many environments at once, in any autoreset mode.
 
-Three kinds of environments are stepped: plain `gymnasium.Env` instances in a loop of our own,
-Gymnasium vector environments in any of their three autoreset modes, and EnvPool (which is a vector
-environment too); and those of other APIs that are `SteppedTogether`. What differs between them ends
-here:
+There are adapters for plain `gymnasium.Env` instances, stepped one after the other; for Gymnasium
+vector environments in any of their three autoreset modes, including EnvPool; and for those of
+other APIs that are `SteppedTogether`. All of them return the same `Step`:
 
-* A step's `obs` are what the next actions are chosen for.
+* `obs` are the observations for which the next actions are chosen.
 * `dead[i]` says that environment i was only being reset in this step (Gymnasium's NEXT_STEP mode):
   no transition took place.
-* `broken` has the environments that broke in this step: they were made anew, their running episodes
-  are to be dropped, and `obs` shows their next ones.
-* `lost` has the environments in which a life was lost, where that ends the episode for learning
-  alone.
-* `final` has the last observations of episodes that ended in this step, where `obs` already shows
+* `broken` has the environments that failed in this step and were re-created: their running episodes
+  must be dropped, and `obs` shows their next ones.
+* `lost` has the environments in which a life was lost, if that ends the episode only for learning.
+* `final` has the last observations of episodes that ended in this step, if `obs` already shows
   the next episode. In NEXT_STEP mode `obs` itself is the last observation.
 """
 
@@ -52,21 +50,21 @@ from tfpolicies.type_aliases import Structure
 Broken: TypeAlias = dict[int, Exception]
 Infos: TypeAlias = Mapping[str, Any]
 VectorResult: TypeAlias = tuple[Structure, np.ndarray, np.ndarray, np.ndarray, Infos]
-"""What `VectorEnv.step` returns."""
+"""Result of `VectorEnv.step`."""
 
 
 class Step(NamedTuple):
-    """What one step of N environments gave."""
+    """Result of one step of N environments."""
 
     obs: Any  # batched as the observation space is nested, [N, ...]
     rewards: np.ndarray  # [N]
     terminateds: np.ndarray  # bool [N]
     truncateds: np.ndarray  # bool [N]
     infos: Any  # a list of dicts, or a vector environment's dict
-    dead: np.ndarray | None  # bool [N]; None: all of them are transitions
+    dead: np.ndarray | None  # bool [N]; None: all are transitions
     final: tuple[np.ndarray, Any] | None  # indices [K] and their last observations [K, ...]
-    broken: Mapping[int, Exception] | None = None  # environments that were made anew: dead, too
-    lost: np.ndarray | None = None  # bool [N]: goes on, but nothing that comes counts for learning
+    broken: Mapping[int, Exception] | None = None  # re-created environments; also in `dead`
+    lost: np.ndarray | None = None  # bool [N]: continues, but later steps do not count for learning
 
 
 class Environments(abc.ABC):
@@ -76,10 +74,9 @@ class Environments(abc.ABC):
         num_envs: N.
         observation_space: of one environment.
         action_space: of one environment.
-        maker: makes the environment of an index anew (index 0 of a vector environment makes all of
-            them); None if nobody knows how.
-        connecting: the nanoseconds of all steps that connectors took, those for actions and those
-            for observations.
+        maker: re-creates the environment of an index (index 0 of a vector environment re-creates
+            all of them); None if that is not possible.
+        connecting: nanoseconds that connectors took in all steps: for actions, for observations.
     """
 
     num_envs: int
@@ -90,7 +87,7 @@ class Environments(abc.ABC):
     repairs = Repairs()
 
     def guard(self, repairs: Repairs) -> None:
-        """Takes what is done about environments that break."""
+        """Sets the supervisor that handles failures of the environments."""
         self.repairs = repairs
 
     @abc.abstractmethod
@@ -103,9 +100,9 @@ class Environments(abc.ABC):
 
     @abc.abstractmethod
     def get_sub_environments(self) -> list[Any]:
-        """Returns the environments, by index, for callers that want to talk to them.
+        """Returns the environments, by index.
 
-        Of a vector environment that has no list of its parts (`envs`) there is only itself.
+        For a vector environment without a list of its parts (`envs`), the list has only itself.
         """
 
     @abc.abstractmethod
@@ -113,22 +110,23 @@ class Environments(abc.ABC):
         """Closes all environments."""
 
     def get_state(self) -> list[Any] | None:
-        """Returns the state of each environment, or None if one cannot tell it whole.
+        """Returns the state of each environment, or None if one cannot return its whole state.
 
-        An environment tells it by `get_state`. So does a wrapper, for all that it wraps; of
-        wrappers without `get_state` only Gymnasium's time limit and its checks are known.
+        The method `get_state` of an environment returns it, or that of a wrapper, for all that it
+        wraps. Wrappers without `get_state` are supported only if they are Gymnasium's time limit or
+        checks.
         """
         states = [_state_of(env) for env in self.get_sub_environments()]
         return None if any(state is None for state in states) else states
 
     def set_state(self, states: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores a result of `get_state`."""
         for env, state in zip(self.get_sub_environments(), states, strict=True):
             _restore(env, state)
 
 
 class SteppedTogether(abc.ABC):
-    """N environments of another API, which know how they are stepped; creators may give one.
+    """N environments of another API that provide their adapter; creators may return one.
 
     Attributes:
         num_envs: N.
@@ -138,15 +136,15 @@ class SteppedTogether(abc.ABC):
 
     @abc.abstractmethod
     def as_environments(self) -> Environments:
-        """Returns what steps these environments."""
+        """Returns the adapter that steps these environments."""
 
     @abc.abstractmethod
     def get_sub_environments(self) -> list[Any]:
-        """Returns the environments, by index, for callers that want to talk to them; or []."""
+        """Returns the environments, by index; or []."""
 
 
 def _state_of(env: gym.Env) -> list[Any] | None:
-    """Returns the states of an environment's layers from the outside in, or None."""
+    """Returns the states of an environment's layers from the outermost in, or None."""
     get_state = getattr(env, "get_state", None)
     if callable(get_state):
         return [get_state()]
@@ -171,7 +169,8 @@ _NONE: Mapping[int, Exception] = {}
 class SeparateEnvironments(Environments):
     """Environments that are reset one by one, each when its episode has ended.
 
-    A subclass steps them; `_made_of` makes a step of what that gave, or else `_repaired` does.
+    A subclass steps them; `_made_of` makes a step of the results. If they are invalid, `_repaired`
+    replaces the failed environments.
 
     Args:
         observation_space: of one environment.
@@ -190,18 +189,17 @@ class SeparateEnvironments(Environments):
 
     @abc.abstractmethod
     def _reset_at(self, index: int, seed: int | None) -> Any:
-        """Returns what an environment gives that starts a new episode."""
+        """Starts a new episode of an environment; returns the result of its `reset`."""
 
     @abc.abstractmethod
     def _renewed(self, index: int) -> Any:
-        """Puts a new environment in the place of one that broke; returns its first observation."""
+        """Replaces an environment that failed; returns the first observation of the new one."""
 
     def _mended(self, results: Sequence[Any]) -> Broken:
-        """Returns which environments say that they broke and have been made anew."""
+        """Returns the environments that report a failure and have re-created themselves."""
         return {}
 
     def _reset(self, index: int, seed: int | None = None) -> Any:
-        """Returns the first observation of a new episode of one environment."""
         try:
             return self._first_observation(index, seed)
         except BREAKS as error:
@@ -220,14 +218,14 @@ class SeparateEnvironments(Environments):
         return found[0]
 
     def _rows(self, actions: Any) -> list[Any]:
-        """Returns single actions, for the environments to keep."""
-        # `tolist` turns an array of ints into ints at once, which beats indexing it N times.
+        """Splits actions into single ones, which the environments may keep."""
+        # `tolist` is faster than indexing an array of ints N times.
         if self._whole is not None:
             return actions.astype(self._whole, copy=False).tolist()
         return single_rows(self._own_copy(actions))
 
     def _made_of(self, results: Sequence[Any], broken: Mapping[int, Exception] = _NONE) -> Any:
-        """Returns the step that results make, before environments reset; None if one is unsound."""
+        """Makes a step of the results, and resets ended environments; None if one is invalid."""
         try:
             reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
             obs = list(reached)
@@ -251,7 +249,7 @@ class SeparateEnvironments(Environments):
         return Step(stacked, numbers, *flags, infos, dead, final, broken or None)
 
     def _repaired(self, results: list[Any], actions: Sequence[Any], broken: Broken) -> Step:
-        """Returns the step with new environments in the place of those that broke."""
+        """Replaces the environments that failed; returns the step."""
         mended = {} if broken else self._mended(results)
         for i, result in enumerate(results):
             if i in broken or i in mended:
@@ -269,7 +267,7 @@ class SeparateEnvironments(Environments):
         broken |= mended
         made = self._made_of(results, broken)
         if made is None:
-            raise EnvError(f"The results of a step cannot be put together: {results!r:.500}.")
+            raise EnvError(f"The results of a step cannot be stacked: {results!r:.500}.")
         return made
 
     def _check_result(self, index: int, result: Sequence[Any]) -> None:
@@ -287,7 +285,7 @@ class SeparateEnvironments(Environments):
     def _reset_ended(
         self, obs: list[Any], terminateds: Sequence[bool], truncateds: Sequence[bool]
     ) -> tuple[np.ndarray, Any]:
-        """Puts first observations in the place of last ones in `obs`; returns the last ones."""
+        """Replaces last observations in `obs` by first ones; returns the last ones."""
         ended = [i for i in range(self.num_envs) if terminateds[i] or truncateds[i]]
         last = _stacker(self.observation_space, len(ended))([obs[i] for i in ended])
         for i in ended:
@@ -330,7 +328,7 @@ class PlainEnvironments(EnvCopies, SeparateEnvironments):
         return self._renew(index, self._first_observation)
 
     def step(self, actions: Any) -> Step:
-        whole = self._whole  # not by `_rows`: a call costs more than the branch
+        whole = self._whole  # not `_rows`: a call costs more than the branch
         rows = self._rows(actions) if whole is None else actions.astype(whole, copy=False).tolist()
         results: list[Any] = []
         broken: Broken = {}
@@ -346,7 +344,7 @@ class PlainEnvironments(EnvCopies, SeparateEnvironments):
 
 
 def _stacker(space: Space, count: int) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function from `count` observations to a batch of them, in memory of its own."""
+    """Returns a function that copies `count` observations into a batch."""
     if isinstance(space, gym.spaces.Dict):
         parts = {key: _stacker(sub, count) for key, sub in space.items()}
         return lambda rows: {k: stack([row[k] for row in rows]) for k, stack in parts.items()}
@@ -376,7 +374,7 @@ def _stacker(space: Space, count: int) -> Callable[[Sequence[Any]], Any]:
 
 
 _RESETS_LATER = (AutoresetMode.NEXT_STEP, None)
-"""The modes in which the step after an episode's end resets; None: it is not known yet."""
+"""Modes in which the step after an episode's end resets; None: the mode is not known yet."""
 
 
 class VectorEnvironments(Environments):
@@ -386,7 +384,7 @@ class VectorEnvironments(Environments):
         env: the vector environment.
 
     Attributes:
-        mode: how it resets; None until its first episode has ended, if its metadata has no mode.
+        mode: its autoreset mode; None until its first episode has ended, if its metadata has none.
 
     Raises:
         EnvError: if its metadata has an unknown mode; by `step`, if `ModeFinder` does not find it.
@@ -399,7 +397,7 @@ class VectorEnvironments(Environments):
         self.action_space = require_space(env, "single_action_space")
         self.mode = stated_mode(env)
         self._finder = ModeFinder(env) if self.mode is None else None
-        self._ended: np.ndarray | None = None  # the episodes that the last step ended; None: none
+        self._ended: np.ndarray | None = None  # environments whose episode the last step ended
         self._is_sound = sound_check(self.observation_space)
         self._own_copy = copier(self.action_space)
         self._step = env.step
@@ -409,7 +407,6 @@ class VectorEnvironments(Environments):
         self._take(self.env)
 
     def _take(self, env: VectorEnv) -> None:
-        """Steps this vector environment from now on."""
         self.env = env
         self._step = self.repairs.watched(0, "step", env.step)
 
@@ -426,7 +423,7 @@ class VectorEnvironments(Environments):
             self._finder.reset()
         if seeds is None:
             return self.env.reset()[0]
-        # One seed for each, or one generator for all of them, or (EnvPool) seeded when made.
+        # Seeds for each environment, one seed for all, or (EnvPool) seeded when made.
         tries: list[Any] = [list(seeds), seeds[0]]
         for seed in tries:
             with contextlib.suppress(TypeError, gym.error.Error):
@@ -434,7 +431,7 @@ class VectorEnvironments(Environments):
         return self.env.reset()[0]
 
     def _renewed(self) -> Any:
-        """Makes the whole vector environment anew; returns its first observations."""
+        """Re-creates the whole vector environment; returns its first observations."""
 
         def start(env: VectorEnv) -> Any:
             self._take(env)
@@ -470,7 +467,6 @@ class VectorEnvironments(Environments):
         return Step(obs, rewards, stops, cuts, infos, dead, final)
 
     def _explain(self, result: VectorResult) -> NoReturn:
-        """Raises an `EnvError` about the first environment whose answer is not sound."""
         obs, rewards, terminateds, truncateds, _ = result
         for i in range(self.num_envs):
             row = _rows(self.observation_space, obs, i)
@@ -478,7 +474,7 @@ class VectorEnvironments(Environments):
             check_reward(rewards[i], f"`step` of environment {i}")
             for name, flags in (("terminated", terminateds), ("truncated", truncateds)):
                 check_flag(flags[i], name, f"`step` of environment {i}")
-        raise AssertionError("an answer that is not sound looked sound")
+        raise AssertionError("an invalid result passed all checks")
 
     def _finish(self, obs: Structure, ended: np.ndarray, infos: Infos) -> tuple[Any, Any]:
         indices = np.flatnonzero(ended)
@@ -489,7 +485,7 @@ class VectorEnvironments(Environments):
         given = final_observations(infos, indices.tolist())
         if given is None:
             raise EnvError(
-                f"{self.env} resets in the same step but its info has no 'final_obs', so the last "
+                f"{self.env} resets in the same step, but its info has no 'final_obs', so the last "
                 "observations of its episodes are lost. Use AutoresetMode.NEXT_STEP."
             )
         if isinstance(given, list):
@@ -504,7 +500,7 @@ class VectorEnvironments(Environments):
             ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended
             return [self.env.get_state(), ended.tolist()]  # type: ignore[attr-defined]
         if self.mode in _RESETS_LATER:
-            return None  # the vector environment alone knows which of its parts wait for a reset
+            return None  # only the vector environment knows which of its parts wait for a reset
         return super().get_state()
 
     def set_state(self, states: Sequence[Any]) -> None:
@@ -531,11 +527,11 @@ def _rows(space: Space, batch: Any, indices: np.ndarray | int) -> Any:
 
 
 def all_anew(num_envs: int, error: Exception, first: Structure) -> Step:
-    """Returns the step in which all environments broke, since nobody can tell which did.
+    """Returns the step in which all environments failed, because the failing one is unknown.
 
     Args:
-        num_envs: how many there are.
-        error: what one of them raised.
+        num_envs: number of environments.
+        error: the exception that one of them raised.
         first: the first observations of the new ones, batched.
     """
     never, broken = np.zeros(num_envs, bool), dict.fromkeys(range(num_envs), error)
@@ -548,23 +544,23 @@ def require_same_spaces(index: int, env: Any, first: Any) -> None:
 
     Args:
         index: of the environment.
-        env: has the attributes `observation_space` and `action_space`.
-        first: likewise.
+        env: object with the attributes `observation_space` and `action_space`.
+        first: object with the same attributes.
 
     Raises:
-        EnvError: if one of them is another one.
+        EnvError: if a space differs.
     """
     for kind in ("observation", "action"):
         space, expected = getattr(env, f"{kind}_space"), getattr(first, f"{kind}_space")
         if space != expected:
             raise EnvError(
                 f"Environment {index} has the {kind} space {space}, but the first one has "
-                f"{expected}; environments of a worker share one."
+                f"{expected}; all environments of a worker must have the same one."
             )
 
 
 def copier(space: Space) -> Callable[[Any], Any]:
-    """Returns what copies a batch of actions in the space's dtypes, for the environment to keep.
+    """Returns a function that copies a batch of actions for the environment, in the space's dtypes.
 
     The arrays are read-only, so an environment that writes to its actions gets an error.
     """
@@ -585,7 +581,7 @@ def copier(space: Space) -> Callable[[Any], Any]:
 
 
 def single_rows(batch: Any) -> list[Any]:
-    """Returns the single actions or observations of a possibly nested batch `[N, ...]`."""
+    """Splits a possibly nested batch `[N, ...]` into single actions or observations."""
     if isinstance(batch, dict):
         columns = [single_rows(part) for part in batch.values()]
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -1,1 +1,1 @@
-"""States on disk: atomic, checksummed folders of JSON and arrays."""
+"""Checkpoints on disk: atomic, checksummed folders of JSON and arrays."""

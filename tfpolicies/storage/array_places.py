@@ -1,4 +1,4 @@
-"""Arrays inside nested values, taken out for an array file and put back."""
+"""Extracts arrays from nested values for an array file, and restores them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PLACE, _SEGMENT = "array", "segment"
 def take_arrays(
     value: Any, arrays: dict[str, np.ndarray], segments: list[Segment] | None = None
 ) -> Any:
-    """Returns `value` with a numbered place instead of each array and segment in it.
+    """Returns `value` with a numbered reference instead of each array and segment in it.
 
     Args:
-        value: anything; arrays are looked for in dicts, lists and tuples.
-        arrays: the arrays are added here, under the names of their places.
+        value: anything; dicts, lists and tuples are searched for arrays.
+        arrays: the arrays are added here, under the names of their references.
         segments: the segments are added here; None if there can be none.
 
-    >>> found = {}
-    >>> take_arrays({"rows": (np.ones(2), 3)}, found), found
+    >>> arrays = {}
+    >>> take_arrays({"rows": (np.ones(2), 3)}, arrays), arrays
     ({'rows': ({'array': '0'}, 3)}, {'0': array([1., 1.])})
     """
     if isinstance(value, np.ndarray):

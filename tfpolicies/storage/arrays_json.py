@@ -18,12 +18,12 @@ DTYPES = {
 
 
 def is_plain_dtype(dtype: np.dtype) -> bool:
-    """Says whether arrays of `dtype` can be encoded: native bools, integers and floats."""
+    """Returns True if arrays of `dtype` can be encoded: native bools, integers and floats."""
     return DTYPES.get(dtype.name) == dtype
 
 
 def encode_number(value: bool | int | float) -> Any:
-    """Returns `value` itself where JSON can hold it, else its name in a tagged object.
+    """Returns `value` itself if JSON can represent it, else its name in a tagged object.
 
     >>> encode_number(-0.5), encode_number(float("-inf"))
     (-0.5, {'$float': '-inf'})
@@ -55,7 +55,7 @@ def decode_dtype(name: Json) -> np.dtype:
         CheckpointError: if there is none among bools, integers and floats.
     """
     if not isinstance(name, str) or name not in DTYPES:
-        raise CheckpointError(f"The dtype {name!r} is unknown; known are {sorted(DTYPES)}.")
+        raise CheckpointError(f"The dtype {name!r} is unknown; supported are {sorted(DTYPES)}.")
     return DTYPES[name]
 
 
@@ -68,7 +68,7 @@ def decode_elements(record: Json, dtype: np.dtype, shape: tuple[int, ...]) -> np
     """Inverse of `encode_elements`; every element must be a value of `dtype`.
 
     Raises:
-        CheckpointError: if elements are no numbers, too many, too few or out of range.
+        CheckpointError: if elements are not numbers, too many, too few or out of range.
     """
     if not isinstance(record, list) or len(record) != math.prod(shape):
         raise CheckpointError(f"Expected a list of {math.prod(shape)} numbers for shape {shape}.")

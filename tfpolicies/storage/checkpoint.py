@@ -1,16 +1,16 @@
 """Checkpoints: folders of one JSON manifest and HDF5 array files, whole at any instant.
 
-One mechanism at two levels. Whatever a manifest lists is named by its content (`weights-<hash>.h5`,
-`policies/main-<hash>/`), so writing the new never touches the old. The manifest is replaced last;
-what no manifest lists is removed after::
+Algorithms and policies use the same format. The files that a manifest lists are named by their
+content (`weights-<hash>.h5`, `policies/main-<hash>/`), so writing a new checkpoint never touches
+the old files. The manifest is replaced last; then the files that no manifest lists are removed::
 
     run/checkpoint/
     ├── algorithm.json                       lists name and checksum of all below
     ├── counters-03b1e51cc59b8a0f.h5         16 digits of the file's SHA-256
-    ├── segment-77a0f3c9d2be0146.h5          rows that stay; folders may share the file by links
+    ├── segment-77a0f3c9d2be0146.h5          constant rows; folders may share the file by links
     └── policies/
         └── main-9c1f0ab7315d2e44/           16 digits of the SHA-256 of its policy.json
-            ├── policy.json                  a complete checkpoint of its own
+            ├── policy.json                  a complete checkpoint of the policy
             └── weights-5d41402abc4b2a76.h5
 
 One process writes to a folder at a time; any number may read it meanwhile.
@@ -56,28 +56,28 @@ from tfpolicies.system.atomic import (
 from tfpolicies.system.paths import describe_path, resolve_path
 from tfpolicies.system.regular_files import content_of, open_regular, read_regular, size_of
 
-# What reading a stranger's JSON file as a manifest may raise.
 _MANIFESTS = ("algorithm.json", "policy.json")
+# Errors of reading a JSON file of another program as a manifest.
 _NO_MANIFEST = (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError)
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class PolicyPart(NamedTuple):
-    """A policy's own checkpoint, to be written inside the checkpoint of an algorithm."""
+    """A checkpoint to be written: of an algorithm, or of a policy inside it."""
 
     manifest_name: str  # such as "policy.json"
-    manifest: dict[str, Any]  # JSON values; its "type" says what it is
+    manifest: dict[str, Any]  # JSON values, with a "type"
     arrays: Arrays  # group -> name -> array
 
 
 class Checkpoint(NamedTuple):
-    """What `read_checkpoint` found, all of it checked."""
+    """Checked result of `read_checkpoint`."""
 
-    manifest: dict[str, Any]  # the writer's entries and those this module adds
+    manifest: dict[str, Any]  # the writer's entries and those that this module adds
     arrays: dict[str, dict[str, np.ndarray]]  # group -> name -> array, in the writer's order
     policies: dict[str, Checkpoint]  # empty in the checkpoint of one policy
-    segments: Sequence[Segment] = ()  # checked when their rows are asked for
+    segments: Sequence[Segment] = ()  # checked when their rows are read
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -92,12 +92,12 @@ def write_checkpoint(
     policies: Mapping[str, PolicyPart] | None = None,
     segments: Sequence[Segment] = (),
 ) -> None:
-    """Writes a checkpoint into `folder`, replacing the one that is there as a whole.
+    """Writes a checkpoint into `folder`, and replaces an existing one as a whole.
 
-    Killed at any instant, it leaves the old or the new checkpoint whole. Array files and policies
-    that have not changed are not written again, nor are segments that were written to any folder.
-    Files that this module did not make are never touched, and checkpoints under another manifest
-    name in the same folder stay valid.
+    If the process is killed at any instant, the old or the new checkpoint is whole. Array files and
+    policies that have not changed are not written again, nor are segments that were written to any
+    folder. Files of other programs are never touched, and checkpoints under another manifest name
+    in the same folder stay valid.
 
     Args:
         folder: Made if missing, with its parents.
@@ -107,8 +107,8 @@ def write_checkpoint(
             `checksum` are added.
         arrays: Group name ("weights", "optimizer") -> array name -> array of bools, integers or
             floats of any shape. Each group becomes one file.
-        policies: Policy id -> its checkpoint, each written whole to a folder of its own.
-        segments: Rows that stay as they are, each in a file of its own.
+        policies: Policy id -> its checkpoint, each written to a separate folder.
+        segments: Constant rows, each in a separate file.
 
     Raises:
         CheckpointError: if an argument cannot be stored (nothing is written then), or the disk
@@ -147,7 +147,7 @@ def _write_policy(root: Path, policy_id: str, part: PolicyPart) -> dict[str, Any
 
 
 def _write_part(folder: Path, files: dict[str, bytes], name: str, text: bytes) -> None:
-    """The one order of things: first what the manifest lists, then the manifest."""
+    """Writes the files that the manifest lists, then the manifest; the order matters."""
     make_folder(folder)
     for file, image in files.items():
         place_file(folder / file, image)
@@ -181,7 +181,7 @@ def _check_part(part: PolicyPart) -> None:
     for group, named in part.arrays.items():
         if not isinstance(group, str) or not GROUP_NAME.fullmatch(group):
             raise CheckpointError(
-                f"`arrays`: a group is named by letters, digits and underscores, got {group!r}."
+                f"`arrays`: a group's name must be letters, digits and underscores, got {group!r}."
             )
         check_arrays(group, named)
 
@@ -192,8 +192,8 @@ def _disk_errors_named(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"Checkpoint {str(root)!r} could not be written: {error}. A checkpoint that was there "
-            "before is still whole. Free some space or name another folder, then write again."
+            f"Checkpoint {str(root)!r} could not be written: {error}. An earlier checkpoint there "
+            "is still whole. Free some space or name another folder, then write again."
         ) from error
 
 
@@ -201,7 +201,7 @@ def _disk_errors_named(root: Path) -> Iterator[None]:
 
 
 def _remove_unlisted(folder: Path) -> None:
-    """Removes what this module made in `folder` and no manifest there lists any more."""
+    """Removes files of this module in `folder` that no manifest there lists any more."""
     files, folders = _listed(folder)
     for path in _entries(folder):
         stale = ARRAY_FILE.fullmatch(path.name) and path.name not in files
@@ -218,7 +218,6 @@ def _remove_unlisted(folder: Path) -> None:
 
 
 def _listed(folder: Path) -> tuple[set[str], set[str]]:
-    """Returns the array files and policy folders that the manifests in `folder` list."""
     files: set[str] = set()
     folders: set[str] = set()
     for path in _entries(folder):
@@ -233,7 +232,7 @@ def _listed(folder: Path) -> tuple[set[str], set[str]]:
 
 
 def _remove_manifest(folder: Path) -> None:
-    """Removes the manifest after whose content `folder` is named; no other JSON file fits."""
+    """Removes the manifest whose checksum is in the name of `folder`; no other file matches."""
     named = POLICY_FOLDER.fullmatch(folder.name)
     for path in _entries(folder):
         if named and MANIFEST_NAME.fullmatch(path.name):
@@ -253,7 +252,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 class _VanishedError(CheckpointError):
-    """A listed file is gone: it was lost, or a writer has just replaced the checkpoint."""
+    """A listed file is gone: it was lost, or another process has just replaced the checkpoint."""
 
 
 def read_checkpoint(
@@ -264,14 +263,14 @@ def read_checkpoint(
     groups: Collection[str] | None = None,
     policies: Collection[str] | None = None,
 ) -> Checkpoint:
-    """Reads the checkpoint in `folder`, checking all it returns.
+    """Reads the checkpoint in `folder`, and checks everything it returns.
 
-    Sizes and checksums are compared before HDF5 parses a byte, and no code of the file's choosing
-    runs. Of segments the sizes are compared, and the rest when their rows are read. A checkpoint
-    that is replaced meanwhile is read whole, old or new.
+    Sizes and checksums are compared before HDF5 parses a byte, and no code chosen by the file
+    runs. Segments are checked for their size; the rest of them is checked when their rows are read.
+    A checkpoint that is replaced meanwhile is read whole, old or new.
 
     Args:
-        folder: Where `write_checkpoint` wrote, as the caller wrote it.
+        folder: The folder of `write_checkpoint`, as the caller wrote it.
         manifest_name: Name of the JSON file, such as "policy.json".
         kind: The "type" that the manifest must have, such as "Policy".
         groups: Groups of arrays to read of the checkpoint itself; all by default. A name that the
@@ -292,7 +291,7 @@ def read_checkpoint(
         except _VanishedError:
             if text == seen:
                 raise
-            seen = text  # a writer may have come between: ask the manifest once more
+            seen = text  # the checkpoint may have been replaced: read the manifest again
 
 
 def read_manifest(
@@ -341,12 +340,14 @@ def _load(
 def _found_segment(root: Path, entry: dict[str, Any]) -> Segment:
     file = SegmentFile(root / entry["file"], entry["sha256"], entry["bytes"])
     if not file.is_there:
-        raise _VanishedError(f"{str(file.path)!r} is missing or cut, though the manifest lists it.")
+        raise _VanishedError(
+            f"{str(file.path)!r} is missing or truncated, though the manifest lists it."
+        )
     return Segment(None, Home(file))
 
 
 def missing_checkpoint(written: str | os.PathLike[str], root: Path) -> CheckpointError:
-    """Returns the error for a folder that is not there.
+    """Returns the error for a folder that does not exist.
 
     Args:
         written: the folder, as the caller wrote it.
@@ -374,7 +375,7 @@ def _read_manifest_text(written: str | os.PathLike[str], root: Path, manifest_na
 
 
 def _hint_at_checkpoint(root: Path) -> str:
-    """Returns a hint at the newest checkpoint in a folder that is none, such as a run's."""
+    """Returns a hint at the newest checkpoint below a folder without one, such as a run's."""
     places = ("*", "*/*", "*/checkpoints/*")
     found = [
         path for place in places for name in _MANIFESTS for path in root.glob(f"{place}/{name}")
@@ -418,6 +419,6 @@ def _read_file(
     if sha256(content) != digest:
         raise CheckpointError(
             f"{str(path)!r} is damaged: its SHA-256 differs from the one in the manifest. "
-            "Use another checkpoint, or copy the file anew."
+            "Use another checkpoint, or copy the file again."
         )
     return content

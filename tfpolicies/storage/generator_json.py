@@ -1,4 +1,4 @@
-"""NumPy random generators as JSON: the restored one continues bit for bit."""
+"""NumPy random generators as JSON: a restored generator continues bit for bit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BIT_GENERATORS: dict[str, type[Any]] = {name: getattr(np.random, name) for name
 def encode_generator(generator: np.random.Generator) -> dict[str, Any]:
     """Returns the whole state of `generator` as JSON values, leaving it unchanged.
 
-    The seed sequence is included, so that `spawn` gives the same children too.
+    The seed sequence is included, so that `spawn` also gives the same children.
 
     Raises:
-        CheckpointError: if its bit generator is none of NumPy's own.
+        CheckpointError: if its bit generator is not one of NumPy's.
 
     >>> rng = np.random.default_rng(7)
-    >>> twin = decode_generator(encode_generator(rng))
-    >>> bool(np.all(twin.normal(size=9) == rng.normal(size=9)))
+    >>> copy = decode_generator(encode_generator(rng))
+    >>> bool(np.all(copy.normal(size=9) == rng.normal(size=9)))
     True
     """
     bits = generator.bit_generator

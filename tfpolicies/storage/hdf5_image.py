@@ -1,4 +1,4 @@
-"""Named arrays as the bytes of an HDF5 file, and back.
+"""Converts named arrays to the bytes of an HDF5 file, and back.
 
 The file has one group, `arrays`, with one contiguous dataset per array, in the order given. The
 same arrays give the same bytes: no times are stored and the oldest file layout is used.
@@ -44,7 +44,7 @@ def check_arrays(group: str, arrays: Mapping[str, np.ndarray]) -> None:
             found = getattr(array, "dtype", type(array).__name__)
             raise CheckpointError(
                 f"{where} must be a NumPy array of bools, integers or floats, got {found}. Convert "
-                "it with `np.asarray(...)`, or put it into the manifest if it is no array."
+                "it with `np.asarray(...)`, or put it into the manifest if it is not an array."
             )
 
 
@@ -71,7 +71,7 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
 def unpack_arrays(image: bytes) -> dict[str, np.ndarray]:
     """Returns the arrays of an image made by `pack_arrays`, each writable and owned by the caller.
 
-    The image may come from a stranger: it is parsed in Python, under a budget, and only the forms
+    The image may be untrusted: it is parsed in Python, under a budget, and only the forms
     that `pack_arrays` writes are accepted. Links that are soft or lead to other files, data stored
     outside, virtual, chunked or compressed datasets and other types of data are refused.
 
@@ -99,5 +99,5 @@ def _read(group: Hdf5Object, link: str) -> np.ndarray:
 
 
 def _quote(name: str) -> str:
-    """Returns the link name: HDF5 gives a meaning to `/`, `.` and NUL."""
+    """Returns the link name: `/`, `.` and NUL have a meaning in HDF5."""
     return re.sub(r"[%/\0]|\A\.\Z", lambda match: f"%{ord(match[0]):02X}", name)

@@ -1,8 +1,8 @@
-"""The members of an HDF5 group, by name: symbol tables, and links in headers and heaps.
+"""Reads the members of an HDF5 group, by name, from symbol tables, headers and heaps.
 
 h5py writes a symbol table by default. A group that tracks the order of its links stores up to 8 of
 them in its header, and more in a fractal heap that a B-tree indexes. All links must be hard ones:
-soft and external links, which lead elsewhere, are refused.
+soft and external links, which point to other places, are refused.
 
 Source: HDF5 File Format Specification, version 3.0, sections III.A, III.B, III.D, III.E and III.G.
 """
@@ -33,10 +33,10 @@ class _Link(NamedTuple):
 
 
 def read_symbol_table(source: Hdf5Source, message: bytes) -> dict[str, int]:
-    """Returns names and addresses of the members that a symbol-table message leads to.
+    """Returns names and addresses of a group's members from its symbol-table message.
 
     Raises:
-        Hdf5Error: if a part is damaged, or a link leads elsewhere.
+        Hdf5Error: if a part is damaged, or a link is not a hard link.
     """
     tree, heap = unpack_fields("QQ", message)
     signature, version, size, _, data = source.unpack("4sB3xQQQ", heap)
@@ -53,10 +53,10 @@ def read_links(source: Hdf5Source, info: bytes, messages: Iterable[bytes]) -> di
     Args:
         source: the file.
         info: the group's link-info message.
-        messages: its link messages, which are all links there are unless there is a heap.
+        messages: its link messages; these are all links unless there is a heap.
 
     Raises:
-        Hdf5Error: if a part is damaged, or a link leads elsewhere.
+        Hdf5Error: if a part is damaged, or a link is not a hard link.
     """
     version, flags = unpack_fields("BB", info)
     if version != 0:
@@ -94,7 +94,7 @@ def _tables(source: Hdf5Source, tree: int) -> Iterator[int]:
     while pending:
         node, expected = pending.pop()
         if node in seen:
-            raise Hdf5Error("the tree of a group runs in a circle")
+            raise Hdf5Error("the tree of a group has a cycle")
         seen.add(node)
         signature, kind, level, used = source.unpack("4sBBH", node)
         if signature != b"TREE" or kind != 0 or expected not in (None, level):
@@ -125,12 +125,11 @@ def _entries(source: Hdf5Source, table: int, names: bytes) -> Iterator[_Link]:
 
 
 def _parse_link(message: bytes) -> _Link:
-    """Returns the link in a link message."""
     version, flags = unpack_fields("BB", message)
     if version != 1:
         raise UnsupportedHdf5Error(f"a link has the unknown version {version}")
     at, order = 2, 0
-    if flags & 8:  # hard links need not say their kind
+    if flags & 8:  # the link type, which hard links may omit
         (kind,) = unpack_fields("B", message, at)
         if kind != 0:
             raise Hdf5Error(_ELSEWHERE)
@@ -148,12 +147,7 @@ def _parse_link(message: bytes) -> _Link:
 
 
 class _FractalHeap:
-    """A heap of links: blocks whose sizes double from row to row of a table.
-
-    Args:
-        source: the file.
-        address: of the heap's header.
-    """
+    """A heap of links: blocks whose sizes double from row to row of a table."""
 
     def __init__(self, source: Hdf5Source, address: int) -> None:
         self._source = source
@@ -180,7 +174,7 @@ class _FractalHeap:
         return self._source.read(self._locate(offset), size)
 
     def _locate(self, offset: int) -> int:
-        """Returns the address of a byte of the heap, which all blocks together number."""
+        """Returns the address of a byte of the heap; offsets run through all its blocks."""
         block, rows = self._root, self._rows
         while rows:  # an indirect block: a table of blocks, each smaller than itself
             row = (offset // (self._width * self._start)).bit_length()
@@ -242,7 +236,7 @@ def _tree_records(source: Hdf5Source, address: int) -> Iterator[bytes]:
 def _pointer_sizes(node_size: int, depth: int) -> list[int]:
     """Returns the bytes of a pointer to a child, by the level of the node that has it.
 
-    A pointer is an address, the records of the child, and above level 1 those below it, too.
+    A pointer has an address, the record count of the child, and above level 1 that of its subtree.
     """
     total = most = (node_size - 10) // _RECORD  # records in and below a node of a level
     pointers = [0]

@@ -1,9 +1,9 @@
-"""Groups, attributes and arrays of HDF5 files that may come from a stranger, in plain Python.
+"""Reads groups, attributes and arrays of untrusted HDF5 files, in plain Python.
 
-The HDF5 library is written for files it can trust: damaged files crash the process, or keep it busy
+The HDF5 library is written for trusted files: damaged files crash the process, or keep it busy
 without end (`docs/decisions/008`). This module reads the part of the format that h5py writes by
 default, which Keras and the checkpoints of this package use: groups, attributes that are strings,
-and numbers that are stored in one piece. It follows no link out of the file.
+and numbers that are stored in one block. It follows no link out of the file.
 
 Source: HDF5 File Format Specification, version 3.0 (support.hdfgroup.org).
 """
@@ -35,7 +35,7 @@ _COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
 _MAX_RANK = 32
 _BOOL_MEMBERS = (b"FALSE\0\0\0TRUE\0\0\0\0\0\1", b"FALSE\0TRUE\0\0\1")  # as h5py writes them
 
-# (size, precision, exponent at, exponent bits, mantissa at, mantissa bits, bias) -> NumPy
+# (size, precision, exponent offset, exponent bits, mantissa offset, mantissa bits, bias) -> NumPy
 _FLOATS = {
     (2, 16, 10, 5, 0, 10, 15): "f2",
     (4, 32, 23, 8, 0, 23, 127): "f4",
@@ -59,10 +59,10 @@ class _Type(NamedTuple):
 
 
 class Hdf5Object:
-    """A group or a dataset, by the address of its header.
+    """A group or a dataset of a file.
 
     Raises:
-        Hdf5Error: if there is no header of a group or dataset.
+        Hdf5Error: if there is no header of a group or dataset at the address.
     """
 
     def __init__(self, source: Hdf5Source, address: int) -> None:
@@ -91,7 +91,7 @@ class Hdf5Object:
         """Names and addresses of the members of a group, in the order of the file.
 
         Raises:
-            Hdf5Error: if this is not a group, or one of the links leads elsewhere.
+            Hdf5Error: if this is not a group, or one of the links is not a hard link.
         """
         if all(message.kind != _LINK_INFO for message in self._messages):
             return read_symbol_table(self._source, self._one(_SYMBOL_TABLE, "group"))
@@ -99,13 +99,13 @@ class Hdf5Object:
         return read_links(self._source, self._one(_LINK_INFO, "group"), links)
 
     def child(self, name: str) -> Hdf5Object:
-        """Returns a member of a group; those that are groups are parsed once.
+        """Returns a member of a group; groups are parsed once.
 
         Raises:
             Hdf5Error: if there is none of that name, or it cannot be parsed.
         """
         if name not in self.members:
-            raise Hdf5Error(f"it has no {name!r} where its attributes say there is one")
+            raise Hdf5Error(f"it has no {name!r}, though its attributes name it")
         member = self._groups.get(name) or Hdf5Object(self._source, self.members[name])
         if member.is_group:
             self._groups[name] = member
@@ -121,7 +121,7 @@ class Hdf5Object:
         An attribute without elements is an empty list, whatever its type.
 
         Raises:
-            Hdf5Error: if its elements are not strings, or longer than names are.
+            Hdf5Error: if its elements are not strings, or longer than names may be.
         """
         parts = self._attributes.get(attribute.encode())
         return None if parts is None else self._strings(*parts)
@@ -134,7 +134,7 @@ class Hdf5Object:
         """Returns the numbers of a dataset as a new array, in the byte order of the file.
 
         Raises:
-            Hdf5Error: if this is not a dataset, or one of other data or stored in another way.
+            Hdf5Error: if this is not a dataset, or has another type or storage layout.
         """
         kinds = {message.kind for message in self._messages}
         if kinds & {_FILTERS, _EXTERNAL}:
@@ -174,7 +174,7 @@ class Hdf5Object:
 
     def _one(self, kind: int, what: str) -> bytes:
         bodies = [message for message in self._messages if message.kind == kind]
-        if len(bodies) != 1 or bodies[0].flags & 2:  # 2: the message is kept elsewhere
+        if len(bodies) != 1 or bodies[0].flags & 2:  # 2: a shared message, stored elsewhere
             raise UnsupportedHdf5Error(f"it is not a plain {what}")
         return bodies[0].body
 
@@ -199,12 +199,11 @@ class Hdf5Object:
 
 
 def _messages(source: Hdf5Source, address: int) -> Iterator[_Message]:
-    """Yields the messages of the object header at an address."""
     version, count, size = source.unpack("BxH4xI", address)
     if version != 1:
-        raise UnsupportedHdf5Error("an object does not begin as one of the older format does")
+        raise UnsupportedHdf5Error("an object header does not have version 1")
     blocks = [(address + 16, size)]
-    for start, length in blocks:  # grows: a message may name one more block
+    for start, length in blocks:  # grows: a continuation message adds a block
         block, at = source.read(start, length), 0
         while at + 8 <= len(block) and count:
             kind, size, flags = struct.unpack_from("<HHB", block, at)
@@ -216,7 +215,7 @@ def _messages(source: Hdf5Source, address: int) -> Iterator[_Message]:
                 blocks.append(unpack_fields("QQ", body))
             yield _Message(kind, flags, body)
     if count:
-        raise Hdf5Error("an object has fewer messages than it says")
+        raise Hdf5Error("an object has fewer messages than its header says")
 
 
 def _attribute(message: _Message) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
@@ -238,7 +237,7 @@ def _attribute(message: _Message) -> tuple[bytes, tuple[int, bytes, bytes, bytes
 def _shape(body: bytes) -> tuple[int, ...]:
     version, rank, flags, kind = unpack_fields("BBBB", body)
     if version not in (1, 2) or rank > _MAX_RANK or flags > 1 or (version == 2 and kind > 1):
-        raise Hdf5Error("it has a shape that no array has")
+        raise Hdf5Error("it has an impossible shape")
     return unpack_fields(f"{rank}Q", body[8 if version == 1 else 4 :])
 
 

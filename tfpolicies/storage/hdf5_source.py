@@ -1,7 +1,7 @@
-"""The bytes of an HDF5 file that may come from a stranger, read under a budget.
+"""Reads the bytes of an untrusted HDF5 file under a budget.
 
-Whatever the bytes say, the work of reading them is a small multiple of their number: each access
-is charged, so a loop or parts that overlap run out of budget.
+The work of reading is bounded by a small multiple of the file's size: each access is charged, so
+loops and overlapping parts exhaust the budget.
 
 Source: HDF5 File Format Specification, version 3.0 (support.hdfgroup.org).
 """
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-UNDEFINED = (1 << 64) - 1  # the address of what was never written
+UNDEFINED = (1 << 64) - 1  # address of unallocated data
 LONGEST_NAME = 4096  # bytes of a link's, layer's or weight's name
 
-_ACCESS = 64  # charged for each access, besides the bytes it reads
+_ACCESS = 64  # charged for each access, in addition to the bytes it reads
 
 
 class Hdf5Error(ValueError):
-    """An HDF5 file is damaged, or made to do harm."""
+    """An HDF5 file is damaged or malicious."""
 
 
 class UnsupportedHdf5Error(Hdf5Error):
@@ -45,7 +45,7 @@ class Hdf5Source:
         self._budget = 4 * len(content) + (1 << 16)
         self._heaps: dict[int, dict[int, bytes]] = {}
         if content[:8] != SIGNATURE:
-            raise Hdf5Error("it does not begin as an HDF5 file does")
+            raise Hdf5Error("it does not begin with the HDF5 signature")
         if len(content) < 96 or content[8] > 1:
             version = content[8] if len(content) > 8 else "none"
             raise UnsupportedHdf5Error(f"its HDF5 superblock has version {version}, not 0 or 1")
@@ -81,7 +81,7 @@ class Hdf5Source:
         """
         self._budget -= work
         if self._budget < 0:
-            raise Hdf5Error("its parts overlap: they are longer together than the file")
+            raise Hdf5Error("its parts overlap: together they are longer than the file")
 
     def unpack(self, layout: str, address: int) -> tuple[Any, ...]:
         """Returns the little-endian fields of a `struct` layout at an address."""
@@ -104,7 +104,7 @@ class Hdf5Source:
     def _heap_objects(self, heap: int) -> Iterator[tuple[int, bytes]]:
         signature, version, size = self.unpack("4sB3xQ", heap)
         if signature != b"GCOL" or version != 1:
-            raise Hdf5Error("a global heap does not begin as one")
+            raise Hdf5Error("a global heap does not begin with its signature")
         at, end = heap + 16, heap + size
         while at + 16 <= end:
             index, length = self.unpack("H6xQ", at)

@@ -1,6 +1,6 @@
-"""Classes and functions by the path they are imported from, without trusting a stranger's file.
+"""Resolves import paths of classes and functions from untrusted files.
 
-Why paths are resolved so sparingly is told in `docs/decisions/003-import-paths-in-checkpoints.md`.
+`docs/decisions/003-import-paths-in-checkpoints.md` explains the restrictions.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ TRUSTED = (OWN,)
 
 @dataclass(frozen=True)
 class Missing:
-    """Stands in a decoded value for an object that could not, or must not, be looked up.
+    """Placeholder in a decoded value for an object that could not, or must not, be imported.
 
     Attributes:
-        name: Its import path, or what is known of its name if it had none.
-        importable: Whether `name` is an import path, so that it can be handed over as
-            `known={name: object}` or its package be trusted.
+        name: Its import path, or the stored name if it had none.
+        importable: Whether `name` is an import path, so that the caller can provide the object by
+            `known={name: object}` or trust its package.
     """
 
     name: str
     importable: bool = False
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Raises an error, for who comes to need what loading could do without.
+        """Raises an error, because the object that was optional for loading is needed now.
 
         Raises:
             CheckpointError: always.
         """
         raise CheckpointError(
-            f"{self.name} is needed now, but the checkpoint was loaded without it, since no file "
-            "chooses what is imported. Give it again: from_checkpoint(path, config={...})."
+            f"{self.name} is needed now, but the checkpoint was loaded without it, since a file "
+            "may not choose imports. Pass it again: from_checkpoint(path, config={...})."
         )
 
 
 def describe(value: object) -> str:
-    """Returns the path `module:qualname` under which `value` says it can be imported.
+    """Returns the path `module:qualname` under which `value` claims to be importable.
 
     >>> describe(Missing)
     'tfpolicies.storage.import_paths:Missing'
@@ -55,7 +55,7 @@ def describe(value: object) -> str:
 
 
 def import_path(value: object) -> str | None:
-    """Returns `describe(value)` if looking it up gives `value` itself, else None.
+    """Returns `describe(value)` if that path leads to `value` itself, else None.
 
     >>> import_path(describe)
     'tfpolicies.storage.import_paths:describe'
@@ -70,17 +70,17 @@ def import_path(value: object) -> str | None:
 def resolve(
     path: str, place: str, *, functions: bool = False, trusted: Collection[str] = TRUSTED
 ) -> Any:
-    """Returns the object at `path` if it belongs in a place, or a `Missing`.
+    """Returns the object at `path` if it is allowed in the role `place`, or a `Missing`.
 
-    It is taken from a module of a `trusted` top-level package, which is imported if need be; there
-    it must be defined under just that path, so that what a trusted module merely imports (`os`,
-    say) cannot be reached. And it must bear the mark of the place (`tfpolicies.marks`), a class by
-    its base. A function has no base; one of another package than this one has the caller's word.
+    The object must be defined, under exactly that path, in a module of a `trusted` top-level
+    package (imported if necessary), so that objects which a trusted module merely imports (`os`,
+    for example) cannot be reached. It must also be allowed for the role (`tfpolicies.marks`), a
+    class by its base. A function of a trusted package other than this one needs no mark.
 
     Args:
         path: "package.module:qualname".
-        place: the mark of what belongs there.
-        functions: whether functions may stand there, or classes as such.
+        place: the role in the file, such as "callbacks".
+        functions: whether functions, or classes used as functions, are allowed.
         trusted: the packages.
 
     >>> resolve("os:system", "callbacks")
@@ -92,11 +92,11 @@ def resolve(
 
 
 def class_of_name(name: str, place: str) -> str | Missing:
-    """Returns a name that a file gives for a class to import, if it may be; else a `Missing`.
+    """Returns the name of a class to import if a file may name it; else a `Missing`.
 
     Args:
         name: "package.module:Class" or "package.module.Class".
-        place: the mark that the class must bear.
+        place: the role for which the class must be allowed.
     """
     module, _, qualname = name.replace(":", ".").rpartition(".")
     found = resolve(f"{module}:{qualname}", place)
@@ -104,7 +104,7 @@ def class_of_name(name: str, place: str) -> str | Missing:
 
 
 def _defined(path: str, trusted: Collection[str]) -> Any:
-    """Returns what a module of a trusted package defines under a path; None if nothing."""
+    """Returns the object that a module of a trusted package defines under a path, or None."""
     module, _, qualname = path.partition(":")
     parts = module.split(".")
     if parts[0] not in trusted or not all(x.isidentifier() and x != "__main__" for x in parts):

@@ -1,12 +1,12 @@
-"""Config values as JSON and back, exactly.
+"""Encodes config values as JSON and decodes them, exactly.
 
-What JSON has stays as it is. Everything else becomes an object with one key that starts with `$`:
+JSON values stay as they are. Everything else becomes an object with one key that starts with `$`:
 
 =================  =================================================================
 `$float`           "inf", "-inf" or "nan"
 `$tuple`, `$set`,  a list of the elements
 `$frozenset`
-`$dict`            a list of pairs: a dict with keys that are no strings, or start with `$`
+`$dict`            a list of pairs: a dict with a key that is not a string or starts with `$`
 `$scalar`          a NumPy scalar: dtype and value
 `$array`           a small NumPy array: dtype, shape and elements
 `$space`           a Gymnasium space
@@ -46,13 +46,13 @@ _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
 def encode_value(value: object) -> Any:
     """Returns `value` as JSON values.
 
-    Objects without an import path are stored by name only: lambdas, functions defined in
-    functions, instances. `decode_value` leaves a `Missing` in their places, and
-    `warn_of_unavailable` names them. An `OrderedDict` becomes a dict.
+    Objects without an import path are stored only by name: lambdas, functions defined in
+    functions, instances. `decode_value` replaces them by a `Missing`, and `warn_of_unavailable`
+    lists them. An `OrderedDict` becomes a dict.
 
     Raises:
         ConfigError: if `value` contains itself or is nested too deeply.
-        UnsupportedSpaceError: if it holds a space that is none of Gymnasium's own.
+        UnsupportedSpaceError: if it holds a space that is not one of Gymnasium's.
 
     >>> encode_value({"lr": 1e-3, "hiddens": (64, 64), 3: float("inf")})
     {'$dict': [['lr', 0.001], ['hiddens', {'$tuple': [64, 64]}], [3, {'$float': 'inf'}]]}
@@ -66,32 +66,31 @@ def encode_value(value: object) -> Any:
 
 
 def warn_of_unavailable(record: Json) -> None:
-    """Warns once, naming them all, if a record holds objects that have no import path.
+    """Warns once about all objects in a record that have no import path.
 
     Args:
-        record: JSON values with what `encode_value` returned in them.
+        record: JSON values that contain results of `encode_value`.
     """
     parts = parts_in(record, "")
     names = dict.fromkeys(x for place, x in parts if place.endswith("['$unavailable']"))
     if names:
         warnings.warn(
             f"These have no import path and are stored by name only: {', '.join(names)}. Loading "
-            "asks for those that it needs as arguments, as it does for all classes and functions "
-            "of other packages than tfpolicies.",
+            "requires the necessary ones as arguments, as it does all classes and functions of "
+            "other packages than tfpolicies.",
             UserWarning,
             stacklevel=3,
         )
 
 
 def decode_value(record: Json) -> Any:
-    """Inverse of `encode_value`, but for objects: nothing that a record names is looked up.
+    """Inverse of `encode_value`, but without objects: nothing that a record names is imported.
 
-    A `Missing` stands for each class and function. `places.admitted` puts those in that belong
-    where they are named; without it all stay missing, so that a place which nobody has thought of
-    takes none.
+    Each class and function becomes a `Missing`. `places.admitted` replaces those that are allowed;
+    without it all stay unresolved, so a location without a rule never gets an object.
 
     Args:
-        record: What `encode_value` returned, perhaps through a JSON file.
+        record: Result of `encode_value`, perhaps read from a JSON file.
 
     Raises:
         CheckpointError: if `record` is malformed.
@@ -108,7 +107,7 @@ def decode_value(record: Json) -> Any:
 
 
 def find_missing(value: Setting) -> dict[str, Missing]:
-    """Returns the place of each `Missing` in a decoded value, and the marker; empty if none.
+    """Returns each `Missing` in a decoded value by its path; empty if there is none.
 
     >>> find_missing({"multi_agent": {"mapping": Missing("train:<lambda>")}, "lr": 0.1})
     {"['multi_agent']['mapping']": Missing(name='train:<lambda>', importable=False)}
@@ -117,11 +116,11 @@ def find_missing(value: Setting) -> dict[str, Missing]:
 
 
 def parts_in(value: Setting, place: str) -> Iterator[tuple[str, Any]]:
-    """Yields what is in nested dicts, lists, tuples and sets, each with its place in words.
+    """Yields the elements of nested dicts, lists, tuples and sets, each with its path.
 
     Args:
         value: anything.
-        place: what to call it.
+        place: path of the value.
     """
     if isinstance(value, dict):
         for key, element in value.items():
@@ -143,7 +142,7 @@ def _encode(value: Any) -> Any:
     if kind is tuple:
         return {"$tuple": [_encode(element) for element in value]}
     if kind in (set, frozenset):
-        elements = sorted(value, key=lambda x: (type(x).__name__, repr(x)))  # in every process
+        elements = sorted(value, key=lambda x: (type(x).__name__, repr(x)))  # same in all processes
         return {_TAGS[kind]: [_encode(element) for element in elements]}
     if kind in (dict, OrderedDict):
         return _encode_dict(value)
@@ -211,4 +210,4 @@ def _hashable(tag: str, build: Callable[[], Any]) -> Any:
     try:
         return build()
     except TypeError as error:
-        raise CheckpointError(f"A {tag} record has a key that cannot be one: {error}.") from error
+        raise CheckpointError(f"A {tag} record has an invalid key: {error}.") from error

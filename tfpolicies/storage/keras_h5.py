@@ -1,6 +1,6 @@
-"""Reads the weights out of what Keras 2 and 3 save, running nothing that the file holds.
+"""Reads weights from files of Keras 2 and 3, without running code from the file.
 
-Four kinds of file, told apart by their content:
+Four kinds of file, distinguished by their content:
 
 * "keras3 weights": `model.save_weights("x.weights.h5")`. Groups follow the objects of the model:
   `layers/dense_1/vars/0`. The number counts layers of one class; HDF5 lists them alphabetically.
@@ -8,7 +8,7 @@ Four kinds of file, told apart by their content:
 * "keras2 weights" and "keras2 model": `.h5` files with the attributes `layer_names` and
   `weight_names`, as Keras 2 and the legacy writer of Keras 3 make them.
 
-Of a config only names, classes and the order of layers are looked at. No class is looked up, no
+Of a config only names, classes and the order of layers are read. No class is imported, no
 Lambda is decoded, no pickle is opened.
 """
 
@@ -41,8 +41,8 @@ from tfpolicies.system.regular_files import read_regular
 from tfpolicies.type_aliases import Json
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
-_MAX_INFLATION = 100  # times the size in the archive, to which a part of it may unfold
-_MAX_DEPTH = 32  # of groups in groups
+_MAX_INFLATION = 100  # maximal ratio of uncompressed to compressed size
+_MAX_DEPTH = 32  # of nested groups
 _MAX_PATH = 1024  # characters
 _NO_WEIGHTS = {"optimizer", "metrics", "_metrics", "_loss_tracker", "_compile_metrics"}
 _SEED = re.compile(r"_?(random_|seed_)generator(_state)?(_\d+)?")
@@ -63,8 +63,8 @@ def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
 
     Raises:
         MissingModelFileError: if there is no such file; also a FileNotFoundError.
-        ModelImportError: if it is of another kind, damaged or uses what Keras does not; the
-            message names the file and, where there is one, the layer.
+        ModelImportError: if it is of another kind, damaged or uses features that Keras does not
+            use; the message names the file and, if there is one, the layer.
     """
     name, content = repr(os.fspath(path)), _content(path)
     try:
@@ -138,7 +138,7 @@ def _keras2_layers(group: Hdf5Object) -> list[LayerWeights]:
 
 
 def _keras2_owners(parent: Hdf5Object, group_name: str, layer: str) -> Iterator[LayerWeights]:
-    """Yields the owners of a layer's weights, which are told by the names of the weights."""
+    """Yields the layers that own a layer's weights, according to the names of the weights."""
     group = parent.find(group_name)
     names = _names(group, "weight_names")
     if names is None:
@@ -157,9 +157,9 @@ def _keras2_owners(parent: Hdf5Object, group_name: str, layer: str) -> Iterator[
 
 
 def _outer_first(names: Iterable[str]) -> list[str]:
-    """Sorts layers as a model has them: each before those inside it, and these together.
+    """Sorts layers like a model: each layer is followed by its inner layers.
 
-    Keras lists what is trained of a layer and all those inside it, and then the rest.
+    Keras lists the trainable weights of a layer and its inner layers first, and then the others.
 
     >>> _outer_first(["norm/dense", "norm", "cell/a", "b", "cell/c"])
     ['norm', 'norm/dense', 'cell/a', 'cell/c', 'b']
@@ -190,7 +190,7 @@ def _keras2_owner(layer: str, weight: str) -> str:
 
 
 def _names(group: Hdf5Object, attribute: str) -> list[str] | None:
-    """Returns a list of names, which Keras cuts into numbered pieces if it is long."""
+    """Returns a list of names, which Keras splits into numbered attributes if it is long."""
     whole = group.strings(attribute)
     if whole is not None:
         return whole
@@ -222,12 +222,8 @@ def _walk(
 ) -> Iterator[LayerWeights]:
     """Yields the owners of weights in and below a group.
 
-    Args:
-        group: The group of an object or of a list of objects.
-        path: Its path.
-        names: The names of the layers around it, the model excepted.
-        named: Whether all of them have told their name.
-        above: Addresses of all groups visited, none of which may come again.
+    `names` are those of the layers around it, without the model; `named` says whether all of them
+    are stored names. `above` has the addresses of visited groups; none may occur again.
     """
     if len(path) > _MAX_DEPTH or sum(map(len, path + names)) > _MAX_PATH:
         raise Hdf5Error(f"its groups are nested deeper than {_MAX_DEPTH}, or have long names")
@@ -265,10 +261,8 @@ def _vars(key: str) -> tuple[int, str]:
 
 
 class _Configured(NamedTuple):
-    """A layer that the config of a model lists."""
-
     position: int  # in the model's order, layers of inner models included
-    name: str  # below the model
+    name: str  # path of names below the model
 
 
 def _read_archive(content: bytes) -> KerasWeights:
@@ -285,13 +279,13 @@ def _read_archive(content: bytes) -> KerasWeights:
     ) as error:  # a damaged archive makes zipfile raise any of them
         raise Hdf5Error(f"the archive is damaged ({error})") from error
     if not weights.startswith(SIGNATURE):
-        raise Hdf5Error(f"its {_ARCHIVE_WEIGHTS} is no HDF5")
+        raise Hdf5Error(f"its {_ARCHIVE_WEIGHTS} is not an HDF5 file")
     layers = _keras3_layers(Hdf5Object.root_of(weights))
     return KerasWeights("keras3 archive", _in_order(layers, configured))
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Returns one file of an archive, if it is there once and no bomb."""
+    """Returns one file of an archive, if it occurs once and is not a zip bomb."""
     found = [info for info in archive.infolist() if info.filename == name]
     if len(found) != 1:
         raise Hdf5Error(f"the archive has {len(found)} files {name!r}")
@@ -299,15 +293,15 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
         raise Hdf5Error(f"{name!r} is encrypted or compressed in a way that Keras does not use")
     if info.file_size > info.compress_size * _MAX_INFLATION + 1024:
-        raise Hdf5Error(f"{name!r} unfolds from {info.compress_size} to {info.file_size} bytes")
+        raise Hdf5Error(f"{name!r} expands from {info.compress_size} to {info.file_size} bytes")
     with archive.open(info) as file:
         return file.read(info.file_size)
 
 
 def _configured(model: Json, budget: int) -> Iterator[tuple[str, _Configured]]:
-    """Yields path and place of each layer in the config of a Sequential or functional model.
+    """Yields path and record of each layer in the config of a Sequential or functional model.
 
-    Paths and names together must not be longer than `budget`; in honest configs they are not.
+    Paths and names together must not be longer than `budget`; in regular configs they are not.
     """
     pending: list[tuple[str, str, Any]] = [("", "", model)]  # a stack: depth first
     position = 0
@@ -343,7 +337,7 @@ def _inner_layers(record: Json) -> list[dict[str, Any]]:
 
 
 def _in_order(layers: list[LayerWeights], configured: dict[str, _Configured]) -> list[LayerWeights]:
-    """Puts layers into the order of the model's config, where it lists all of them."""
+    """Sorts layers in the order of the model's config, if it lists all of them."""
     found = []
     for layer in layers:
         place, rest = _place(layer.path, configured)

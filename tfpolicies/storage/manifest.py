@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its names, its checks, its bytes."""
+"""The manifest of a checkpoint: checks, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfpolicies.type_aliases import Json
 
 FORMAT_VERSION = 1
 LARGEST = 1 << 25  # bytes of a manifest
-_MOST_VALUES, _MOST_PARTS = 1 << 22, 1 << 20  # in it; parts are lists and objects
+_MOST_VALUES, _MOST_PARTS = 1 << 22, 1 << 20  # limits of values, and of lists and objects
 
 POLICIES = "policies"
 SEGMENT, SEGMENTS = "segment", "segments"
@@ -31,8 +31,8 @@ def check_new_manifest(name: str, manifest: dict[str, Any]) -> None:
     """Checks that `manifest` can be written under `name`.
 
     Raises:
-        CheckpointError: if the name is no plain JSON file name, "type" is missing, an entry that is
-            added here is taken, or a value would not read back as it is.
+        CheckpointError: if the name is not a plain JSON file name, "type" is missing, a reserved
+            entry is set, or a value would not read back as it is.
     """
     if not isinstance(name, str) or not MANIFEST_NAME.fullmatch(name):
         raise CheckpointError(
@@ -44,7 +44,7 @@ def check_new_manifest(name: str, manifest: dict[str, Any]) -> None:
         )
     taken = sorted(set(manifest) & set(_OWN_ENTRIES))
     if taken:
-        raise CheckpointError(f"`manifest` for {name} must not set {taken}: they are added here.")
+        raise CheckpointError(f"`manifest` for {name} must not set {taken}: they are reserved.")
     _check_json(name, manifest)
 
 
@@ -54,12 +54,12 @@ def dump_manifest(
     policies: dict[str, Any],
     segments: list[dict[str, Any]],
 ) -> bytes:
-    """Returns the file's content: the writer's entries, what they list, and a checksum of all.
+    """Returns the content of the manifest file: all entries, and their checksum.
 
-    Segments are listed where there are any.
+    Segments are listed only if there are any.
 
     Raises:
-        CheckpointError: if it is longer than what is read.
+        CheckpointError: if it exceeds the limit for reading.
     """
     require_plausible_spaces(manifest)
     versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
@@ -78,7 +78,7 @@ def dump_manifest(
 
 
 def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
-    """Returns the manifest in `text`, with every entry that lists a file checked.
+    """Parses the manifest in `text`, and checks every entry that lists a file.
 
     Raises:
         CheckpointError: naming `path` and the first reason: it is not a JSON object, is of another
@@ -92,8 +92,8 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
         raise invalid(path, f"it holds a JSON {type(manifest).__name__}, not an object")
     if manifest.get("type") != kind:
         raise CheckpointError(
-            f"{str(path)!r} has type {manifest.get('type')!r}, but {kind!r} is asked for here. "
-            "Name a checkpoint of that kind."
+            f"{str(path)!r} has type {manifest.get('type')!r}, but must have {kind!r}. "
+            "Name a checkpoint of that type."
         )
     version = manifest.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
@@ -120,10 +120,10 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
 
 
 def load_json(text: bytes) -> Any:
-    """Returns what a JSON text says, if it is not so long that it would fill the memory.
+    """Parses a JSON text, unless it is so long that it could exhaust the memory.
 
     Raises:
-        ValueError: if it is too long, or no JSON.
+        ValueError: if it is too long, or not JSON.
     """
     reason = _excess(text)
     if reason:
@@ -132,7 +132,7 @@ def load_json(text: bytes) -> Any:
 
 
 def _excess(text: bytes) -> str | None:
-    """Returns what there is too much of in a JSON text, or None."""
+    """Returns a message about the exceeded limit of a JSON text, or None."""
     values, parts = text.count(b","), text.count(b"[") + text.count(b"{")
     for count, most, what in (
         (len(text), LARGEST, "bytes"),
@@ -140,12 +140,12 @@ def _excess(text: bytes) -> str | None:
         (parts, _MOST_PARTS, "lists and objects"),
     ):
         if count > most:
-            return f"it has about {count} {what}, and {most} are the limit"
+            return f"it has about {count} {what}, and the limit is {most}"
     return None
 
 
 def sha256(content: bytes) -> str:
-    """Returns the 64 hexadecimal digits by which files are named and checked."""
+    """Returns 64 hexadecimal digits, by which files are named and checked."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -163,8 +163,8 @@ def _check_json(name: str, manifest: dict[str, Any]) -> None:
             exact = False
         if not exact:
             raise CheckpointError(
-                f"`manifest` for {name}: entry {key!r} is not made of JSON values alone, or would "
-                "not read back as it is. Pass it through `encode_value(...)`."
+                f"`manifest` for {name}: entry {key!r} has values that are not JSON, or would "
+                "not read back as they are. Pass it through `encode_value(...)`."
             )
 
 
@@ -174,7 +174,7 @@ def _check_array_entry(path: Path, group: str, entry: Json) -> None:
     if not _is_text(digest, _SHA256) or type(size) is not int or size < 0:
         raise invalid(path, f"{where} has no proper checksum or size")
     if not _is_text(file, ARRAY_FILE) or file != f"{group}-{digest[:16]}.h5":
-        raise invalid(path, f"{where} names {file!r}, which is no array file of this folder")
+        raise invalid(path, f"{where} names {file!r}, which is not an array file of this folder")
 
 
 def _check_policy_entry(path: Path, policy_id: str, entry: Json) -> None:
@@ -185,9 +185,9 @@ def _check_policy_entry(path: Path, policy_id: str, entry: Json) -> None:
     parent, _, leaf = folder.rpartition("/") if isinstance(folder, str) else ("", "", "")
     named = POLICY_FOLDER.fullmatch(leaf)
     if parent != POLICIES or not named or named[1] != digest[:16]:
-        raise invalid(path, f"{where} names {folder!r}, which is no policy of this folder")
+        raise invalid(path, f"{where} names {folder!r}, which is not a policy of this folder")
     if not _is_text(name, MANIFEST_NAME):
-        raise invalid(path, f"{where} names {name!r}, which is no manifest")
+        raise invalid(path, f"{where} names {name!r}, which is not a manifest")
 
 
 def _fields(path: Path, where: str, entry: Json, *names: str) -> list[Any]:

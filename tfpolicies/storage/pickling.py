@@ -1,4 +1,4 @@
-"""What travels to another process by pickle: checkpoints in memory, and what no file may hold."""
+"""Pickling for other processes: checkpoints in memory, and objects that no file can hold."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from tfpolicies.storage.segments import Segment
 
 
 def refuse_pickling(owner: object, instead: str) -> NoReturn:
-    """Says that an object stays in its process, and what to do instead.
+    """Raises an error: an object cannot leave its process.
+
+    Args:
+        owner: the object.
+        instead: sentence with an alternative.
 
     Raises:
         UnpicklableError: always.
     """
     raise UnpicklableError(
-        f"A {type(owner).__name__} cannot be pickled or copied: it holds what belongs to this "
-        f"process. {instead}"
+        f"A {type(owner).__name__} cannot be pickled or copied: it holds objects that belong to "
+        f"this process. {instead}"
     )
 
 
 def require_named(what: Mapping[str, Any]) -> None:
-    """Checks that pickle finds all functions and classes in some values by their names.
+    """Checks that pickle can find all functions and classes in some values by their names.
 
     Args:
-        what: by what to call them.
+        what: the values, by how messages call them.
 
     Raises:
         UnpicklableError: naming the first one that it cannot, such as a lambda.
@@ -45,7 +49,7 @@ def require_named(what: Mapping[str, Any]) -> None:
 
 
 def frozen_part(part: PolicyPart) -> tuple[bytes, Arrays]:
-    """Returns a checkpoint, without the policies in it, as text and arrays."""
+    """Serializes a checkpoint, without the policies in it, as text and arrays."""
     return json.dumps(part.manifest).encode(), part.arrays
 
 
@@ -54,7 +58,7 @@ def checkpoint_of(
     policies: Mapping[str, tuple[bytes, Arrays]] | None = None,
     segments: Sequence[Segment] = (),
 ) -> Checkpoint:
-    """Returns the checkpoint, as if it had been read, of what `frozen_part` returned.
+    """Restores results of `frozen_part` to a checkpoint, as if it had been read.
 
     Args:
         frozen: of the checkpoint itself.

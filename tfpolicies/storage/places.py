@@ -1,4 +1,4 @@
-"""Places in files where an object may be named, each with what belongs there."""
+"""Allow-list of objects that a file may name, by their location in the decoded value."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tfpolicies.type_aliases import Setting
 
 @dataclass(frozen=True)
 class Place:
-    """One place.
+    """Rule for the objects allowed at one location.
 
     Attributes:
-        kind: the mark that what is named there must bear (`tfpolicies.marks`).
-        functions: whether functions may stand there, or classes as such.
-        plain: what a file says there in plain JSON -> the same, or a `Missing` where that would
-            import something; None where plain values do nothing.
+        kind: the role for which an object there must be allowed (`tfpolicies.marks`).
+        functions: whether functions, or classes used as functions, are allowed.
+        plain: converts plain JSON at that location to itself, or to a `Missing` if it would import
+            something; None if plain values are harmless.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class Place:
 
 
 Places = Place | Mapping[Any, "Places"] | None
-"""A place, or the places in a dict, list or tuple by key or index ("*": any); None: no place."""
+"""A rule, or rules in a dict, list or tuple by key or index ("*": any); None: nothing allowed."""
 
 
 def admitted(
@@ -38,15 +38,15 @@ def admitted(
     known: Mapping[str, Any] | None = None,
     trusted: Collection[str] = TRUSTED,
 ) -> Any:
-    """Returns what `decode_value` gave, with the objects that belong where they are named.
+    """Returns a result of `decode_value` with the allowed objects resolved.
 
-    All others stay `Missing` (see `find_missing`): those of other packages, those that are not what
-    belongs there, and all where there is no place for any.
+    All others stay `Missing` (see `find_missing`): those of other packages, those not allowed at
+    their location, and all at locations without a rule.
 
     Args:
         value: with a `Missing` for each object.
-        places: where objects may stand, and which.
-        known: import path or stored name -> the object to use for it, on the caller's word.
+        places: the rules by location.
+        known: import path or stored name -> the object to use for it, provided by the caller.
         trusted: names of the top-level packages that may be imported.
 
     Raises:
@@ -70,7 +70,7 @@ def admitted(
             value = value if places.plain is None else places.plain(value)
         if isinstance(value, Missing):
             return looked_up(value, places)
-        if isinstance(value, dict):  # a space is a Mapping, too
+        if isinstance(value, dict):  # not Mapping: a space is one
             pairs = value.items()
             return {walk(key, None): walk(each, _place_of(places, key)) for key, each in pairs}
         if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""Rows that stay as they are, each piece an array file that checkpoints have in common.
+"""Segments: constant rows in array files that checkpoints share.
 
-A checkpoint lists its segments as it lists its array files, by content. Whoever has the rows keeps
-the `Home` of a segment: once it is written, the next checkpoint gets the same file, by a hard link
-where it lies in another folder, and nothing is packed or hashed again.
+A checkpoint lists its segments by content, like its array files. The owner of the rows keeps the
+`Home` of a segment: once it is written, the next checkpoint gets the same file, by a hard link
+if it is in another folder, and nothing is packed or hashed again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SegmentFile(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a file of this name and size."""
+        """True if there is a file of this name and size."""
         try:
             return self.path.stat().st_size == self.size
         except OSError:
             return False
 
     def read(self) -> bytes:
-        """Returns the content, checked.
+        """Reads and checks the content.
 
         Raises:
             CheckpointError: if it is missing, damaged or cannot be read.
@@ -50,34 +50,34 @@ class SegmentFile(NamedTuple):
             raise CheckpointError(f"{str(self.path)!r} cannot be read: {error}.") from error
         if sha256(content) != self.sha256:
             raise CheckpointError(
-                f"{str(self.path)!r} is damaged: its size or its SHA-256 differs from what the "
-                "manifest says. Use another checkpoint, or copy the file anew."
+                f"{str(self.path)!r} is damaged: its size or its SHA-256 differs from the one in "
+                "the manifest. Use another checkpoint, or copy the file again."
             )
         return content
 
 
 @dataclass(eq=False)
 class Home:
-    """Where a segment was written last.
+    """Reference to the file to which a segment was last written.
 
     Attributes:
-        file: None as long as it was not.
+        file: None if it was not written yet.
     """
 
     file: SegmentFile | None = None
 
     @property
     def is_there(self) -> bool:
-        """Whether the file is there still."""
+        """True if the file still exists."""
         return self.file is not None and self.file.is_there
 
 
 class Segment:
-    """Rows that stay as they are.
+    """Rows that never change.
 
     Args:
-        arrays: of the same rows, by name; None where a file has them.
-        home: where they are, or will be, in files.
+        arrays: arrays of the same length, by name; None if they are only in a file.
+        home: reference to the file of the rows.
 
     Raises:
         CheckpointError: if an array holds something else than numbers.
@@ -96,7 +96,7 @@ class Segment:
         """Returns the rows, by name.
 
         Raises:
-            CheckpointError: if they are in a file alone, which is missing or damaged.
+            CheckpointError: if they are only in a file, which is missing or damaged.
         """
         if self._arrays is not None:
             return self._arrays
@@ -110,7 +110,7 @@ class Segment:
         """Writes the file into a folder, unless it is there; returns its entry in a manifest.
 
         Raises:
-            CheckpointError: if the rows are in a file alone, which is missing or damaged.
+            CheckpointError: if the rows are only in a file, which is missing or damaged.
             OSError: if it cannot be written.
         """
         if not self.home.is_there and self._arrays is not None:

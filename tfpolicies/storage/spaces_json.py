@@ -1,4 +1,4 @@
-"""Gymnasium spaces as JSON, exactly: all but the state of their random number generator."""
+"""Encodes Gymnasium spaces as JSON, exactly, but without the state of their random generator."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tfpolicies.type_aliases import Json
 Space = spaces.Space[Any]
 Record = dict[str, Any]
 
-_ORIGINAL = "original_space"  # of a flat space: what it was made of, as RLlib's users expect it
-_LARGEST = 1 << 26  # bytes that a bound of all spaces in a file may take
-_DEEPEST = 32  # spaces in spaces
+_ORIGINAL = "original_space"  # RLlib's attribute of a flattened space
+_LARGEST = 1 << 26  # bytes of one bound, summed over all spaces of a file
+_DEEPEST = 32  # levels of nested spaces
 _DEPTHS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
-"""What each counts: Gymnasium takes 2.3 times as long for each Sequence around a Sequence."""
+"""Levels that each counts: Gymnasium takes 2.3 times as long per Sequence around a Sequence."""
 
 
 def encode_space(space: Space) -> Record:
-    """Returns `space` as JSON values, and the `original_space` of one that was made of another.
+    """Returns `space` as JSON values, with the `original_space` of a flattened space.
 
     Raises:
-        UnsupportedSpaceError: if it is none of Gymnasium's own classes (a subclass may behave
-            in its own way), or holds a dtype or key that JSON cannot say.
+        UnsupportedSpaceError: if it is not one of Gymnasium's classes (a subclass may behave
+            differently), or holds a dtype or key that JSON cannot represent.
 
     >>> encode_space(spaces.Box(-1.0, float("inf"), (2,)))
     {'type': 'Box', 'dtype': 'float32', 'shape': [2], 'low': -1.0, 'high': {'$float': 'inf'}}
@@ -48,7 +48,7 @@ def encode_space(space: Space) -> Record:
     if codec is None or type(space) is not codec[0]:
         raise UnsupportedSpaceError(
             f"A space of class {type(space).__module__}.{type(space).__qualname__} cannot be "
-            f"stored; known are Gymnasium's {sorted(_CODECS)}. Rebuild it from these."
+            f"stored; supported are Gymnasium's {sorted(_CODECS)}. Rebuild it from these."
         )
     record = {"type": type(space).__name__, **codec[1](space)}
     original = getattr(space, _ORIGINAL, None)
@@ -78,13 +78,13 @@ def decode_space(record: Json) -> Space:
 
 
 def require_plausible_spaces(record: Any) -> None:
-    """Checks that the spaces in a manifest are no larger than what can be meant.
+    """Checks that the spaces in a manifest are not implausibly large.
 
     Bounds that are the same everywhere are stored as one number, so that a few bytes can ask for
     any amount of memory.
 
     Args:
-        record: JSON values, with what `encode_space` returned anywhere in them.
+        record: JSON values that contain results of `encode_space` at any depth.
 
     Raises:
         CheckpointError: if the bounds of all spaces together take more than 64 MiB, or spaces are
@@ -107,12 +107,12 @@ def require_plausible_spaces(record: Any) -> None:
         pending += [(x, depth) for x in inner if isinstance(x, dict | list)]
     if size > _LARGEST:
         raise CheckpointError(
-            f"Spaces whose bounds take {size} bytes cannot be stored: {_LARGEST} are the limit."
+            f"Spaces whose bounds take {size} bytes cannot be stored: the limit is {_LARGEST}."
         )
 
 
 def _declared(record: Record) -> int:
-    """Returns how many bytes one bound of a space takes; 0 for records of other things."""
+    """Returns the bytes of one bound of a space; 0 for other records."""
     kind = record.get("type")
     shape = record.get("n" if kind == "MultiBinary" else "shape")
     shape = [shape] if type(shape) is int else shape
@@ -132,7 +132,7 @@ def _encode_box(space: spaces.Box) -> Record:
         "low": _compress(space.low),
         "high": _compress(space.high),
     }
-    if space.dtype.kind == "i":  # infinite bounds of integers are kept beside the bounds
+    if space.dtype.kind == "i":  # infinite bounds of integers are stored separately
         for name in ("bounded_below", "bounded_above"):
             if not getattr(space, name).all():
                 record[name] = _compress(getattr(space, name))
@@ -156,7 +156,7 @@ def _encode_discrete(space: spaces.Discrete) -> Record:
 def _decode_discrete(record: Record) -> spaces.Discrete:
     dtype = decode_dtype(record["dtype"])
     n, start = (decode_elements([record[name]], dtype, ())[()] for name in ("n", "start"))
-    if dtype == np.int64:  # the only one before Gymnasium 1.2, which takes no dtype
+    if dtype == np.int64:  # the only dtype before Gymnasium 1.2, which has no such argument
         return spaces.Discrete(int(n), start=int(start))
     return spaces.Discrete(int(n), start=int(start), dtype=dtype.type)
 
@@ -199,7 +199,7 @@ def _decode_dict(record: Record) -> spaces.Dict:
     entries = [(key, decode_space(inner)) for key, inner in record["spaces"]]
     if any(type(key) not in (str, int) for key, _ in entries):
         raise CheckpointError("A Dict space has strings or integers as keys.")
-    if record["sort_keys"] is True:  # the default, and all there is before Gymnasium 1.3
+    if record["sort_keys"] is True:  # the default; the argument is new in Gymnasium 1.3
         return spaces.Dict(entries)
     return spaces.Dict(entries, sort_keys=False)
 
@@ -258,7 +258,7 @@ def _dtype_name(space: Space) -> str:
 
 
 def _compress(array: np.ndarray) -> Any:
-    """Returns one number where all elements are the same to the bit, else the flat list."""
+    """Returns one number if all elements are bitwise equal, else the flat list."""
     first = array.ravel()[:1]
     if array.size and np.full_like(array, first[0]).tobytes() == array.tobytes():
         return encode_number(first.tolist()[0])

@@ -1,17 +1,17 @@
-"""The stash: a folder of memory images, each read by one read, or mapped and shared.
+"""Stash: a folder of memory images of policy states, each read at once, or mapped and shared.
 
 An entry is a file `<name>.state`: a header of 64 bytes, then the memory of a state as it is::
 
     offset  0   8 bytes   magic, "TFPSTASH"
-    offset  8   uint32    version of the form, 1
+    offset  8   uint32    version of the format, 1
     offset 12   uint32    CRC-32 of the image
     offset 16   uint64    bytes of the image
 
-An entry may have a record beside it, `<name>.json`: what is needed to make a policy of it in
-another process. Files are replaced as a whole, so whoever reads finds the old or the new one.
-An image that a record describes is not replaced: the next version of the policy gets a name of its
-own, and the old entry goes once the record of the new one is written. Entries are named
-`<policy id>~<mark>`, so that messages can name the policy.
+An entry may have a record, `<name>.json`: the data needed to make a policy of it in another
+process. Files are replaced as a whole, so readers find the old or the new one. An image that a
+record describes is not replaced: the next version of the policy gets another name, and the old
+entry is removed after the record of the new one is written. Entries are named
+`<policy id>~<random suffix>`, so that messages can name the policy.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from tfpolicies.system.regular_files import open_regular, read_regular
 HEADER = 64
 _FORM = struct.Struct("<8sIIQ")
 _MAGIC, _VERSION = b"TFPSTASH", 1
-_TEMPORARY = "tfpolicies-stash-"  # how the names of temporary folders begin
-_LONGEST = 120  # characters of a file's name that come from the entry's
+_TEMPORARY = "tfpolicies-stash-"  # prefix of the names of temporary folders
+_LONGEST = 120  # characters of an entry's name that its file name may contain
 
 
 class RecordSummary(NamedTuple):
-    """Which policy a record describes.
+    """Summary of a record.
 
     Attributes:
         name: of its entry.
         policy_ids: the ids of the policy.
-        number: the later a record of this folder was written, the higher.
+        number: increases with each record written to this folder.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Stash:
 
     @property
     def folder(self) -> Path:
-        """Where the entries are."""
+        """The folder of the entries."""
         with self._lock:
             if self._folder is None:
                 remove_abandoned(Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"))
@@ -93,7 +93,7 @@ class Stash:
             return self._folder
 
     def path(self, name: str, ending: str = "state") -> Path:
-        """Returns the file of an entry, whatever characters its name has."""
+        """Returns the file of an entry; its name may have any characters."""
         safe = quote(name, safe=" ").replace(".", "%2E")
         if len(safe) > _LONGEST:
             digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
@@ -104,12 +104,12 @@ class Stash:
         """Writes an image, uint8 `[n]`.
 
         Raises:
-            StashError: if it cannot be written; what was there before is untouched.
+            StashError: if it cannot be written; the old entry is untouched then.
         """
         self._write(name, image, os.replace)
 
     def write_new(self, name: str, image: np.ndarray) -> bool:
-        """Writes an image unless there is one; returns whether it did, whoever else tries to.
+        """Writes an image unless there is one (atomically); returns whether it was written.
 
         Raises:
             StashError: if it cannot be written.
@@ -121,7 +121,7 @@ class Stash:
             raise StashError(
                 f"The policy {policy_of_entry(name)!r} cannot be written to the stash: it "
                 f"belongs to process {self._owner}, from which this one was forked. It stays in "
-                "memory. Make a PolicyMap of this process's own, or one whose `capacity` holds all "
+                "memory. Make a PolicyMap in this process, or one whose `capacity` holds all "
                 "policies."
             )
         path = self.path(name)
@@ -154,7 +154,7 @@ class Stash:
             folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, name: str, size: int) -> np.ndarray:
-        """Returns an image of `size` bytes, for the caller to keep.
+        """Returns a new array with an image of `size` bytes.
 
         Raises:
             StashError: if it is missing, damaged or of another size.
@@ -189,8 +189,8 @@ class Stash:
         policy_id = policy_of_entry(name)
         raise StashError(
             f"The policy {policy_id!r} was stashed and cannot be read back: {error}. Other "
-            f"policies are not concerned; `del policy_map[{policy_id!r}]` forgets it, or "
-            "assign it anew."
+            f"policies are not affected; `del policy_map[{policy_id!r}]` removes it, or "
+            "assign it again."
         ) from error
 
     def _check(
@@ -198,13 +198,13 @@ class Stash:
     ) -> None:
         wrong = None
         if len(header) < HEADER or header[: len(_MAGIC)] != _MAGIC:
-            wrong = "it is no stash file"
+            wrong = "it is not a stash file"
         else:
             _, version, crc, size = _FORM.unpack(header[: _FORM.size])
             if version != _VERSION:
-                wrong = f"its form is version {version}, known is {_VERSION}"
+                wrong = f"its format has version {version}, supported is {_VERSION}"
             elif size != image.size or count != size or len(more):
-                wrong = f"it has not the {image.size} bytes that it should have"
+                wrong = f"it does not have the expected {image.size} bytes"
             elif zlib.crc32(image.data) != crc:
                 wrong = "its checksum differs from its content"
         if wrong:
@@ -212,7 +212,7 @@ class Stash:
             self._unreadable(name, StashError(f"{path!r} is damaged: {wrong}"))
 
     def has(self, name: str) -> bool:
-        """Whether there is an image under a name."""
+        """Returns True if there is an image under a name."""
         return self.path(name).is_file()
 
     def size(self, name: str) -> int:
@@ -227,14 +227,14 @@ class Stash:
             self._unreadable(name, error)
 
     def remove(self, name: str) -> None:
-        """Removes an entry with its record, as far as they are there."""
+        """Removes an entry and its record, if they exist."""
         remove_file(self.path(name, "json"))
         remove_file(self.path(name))
 
     # -- records ------------------------------------------------------------------------------
 
     def write_record(self, name: str, record: Mapping[str, Any]) -> None:
-        """Writes what is needed to make a policy of an entry: JSON values.
+        """Writes the data needed to make a policy of an entry: JSON values.
 
         Raises:
             StashError: if it cannot be written.
@@ -251,7 +251,7 @@ class Stash:
             ) from error
 
     def read_record(self, name: str) -> dict[str, Any]:
-        """Returns what `write_record` wrote.
+        """Reads a record of `write_record`.
 
         Raises:
             StashError: if it is missing or damaged.
@@ -268,17 +268,17 @@ class Stash:
         return dict(record)
 
     def has_record(self, name: str) -> bool:
-        """Whether there is a record under a name."""
+        """Returns True if there is a record under a name."""
         return self.path(name, "json").is_file()
 
     def list_records(self) -> list[RecordSummary]:
-        """Returns what the readable records of present entries say, the newest record last."""
+        """Returns summaries of the readable records whose entries exist, the newest record last."""
         summaries = []
         for path in sorted(self.folder.glob("*.json")):
             try:
                 record = load_json(read_regular(path, LARGEST))
                 name, policy_ids = record["name"], list(record["policy_ids"])
-                number = record.get("number", 0)  # earlier versions wrote none
+                number = record.get("number", 0)  # not written by earlier versions
             except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue
             is_valid = all(isinstance(x, str) for x in (name, *policy_ids)) and type(number) is int
@@ -287,19 +287,19 @@ class Stash:
         return sorted(summaries, key=lambda summary: summary.number)
 
     def remove_unrecorded(self) -> None:
-        """Removes images without a record, which a process left that was killed."""
+        """Removes images without a record, left by a process that was killed."""
         for path in self.folder.glob("*.state"):
             if not path.with_suffix(".json").exists():
                 remove_file(path)
 
 
 def new_name(policy_id: str) -> str:
-    """Returns a name that no entry has, for an image of a policy."""
+    """Returns a unique name for an image of a policy."""
     return f"{policy_id}~{secrets.token_hex(4)}"
 
 
 def policy_of_entry(name: str) -> str:
-    """Returns the id of the policy that an entry is of.
+    """Returns the policy id in an entry's name.
 
     >>> policy_of_entry("main~v2~0f3a")
     'main~v2'
@@ -314,7 +314,7 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Removes a temporary stash, unless this process was forked from the one that has it."""
+    """Removes a temporary stash, unless this process is a fork of its owner."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 

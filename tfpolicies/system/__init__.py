@@ -1,1 +1,1 @@
-"""What the operating system gives: files, locks, memory, processes."""
+"""Services of the operating system: files, locks, memory, processes."""

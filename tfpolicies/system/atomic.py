@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, whenever the process is killed."""
+"""Writes files atomically: a killed process leaves the old or the new file, never a part."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def place_file(path: Path, content: bytes, *, scratch: Path | None = None) -> None:
-    """Makes `path` hold `content`; whoever looks finds all of it, or what was there before.
+    """Makes `path` hold `content`, atomically: readers find the old or the new content.
 
-    A file that holds `content` already is left alone. The new name is durable once
+    A file that already holds `content` is not written. The new name is durable once
     `sync_folder` has returned for its folder.
 
     Args:
         path: the file.
-        content: what it is to hold.
+        content: its new content.
         scratch: the folder of the temporary file, on the same disk; that of `path` if None.
 
     Raises:
-        OSError: if it cannot be written; what was there before is then untouched.
+        OSError: if it cannot be written; the old file is then untouched.
     """
     if _holds(path, content):
         return
@@ -63,7 +63,7 @@ def place_file(path: Path, content: bytes, *, scratch: Path | None = None) -> No
 def replacing(
     path: Path, scratch: Path | None = None, place: Callable[[Path, Path], None] | None = None
 ) -> Iterator[Path]:
-    """Gives a temporary name for what becomes `path` if all goes well, and is removed otherwise.
+    """Yields a temporary path that replaces `path` on success, and is removed after an error.
 
     Args:
         path: the file.
@@ -80,12 +80,12 @@ def replacing(
 
 
 def temporary_beside(path: Path, scratch: Path | None = None) -> Path:
-    """Returns a new name for what is to become `path`, in its folder or in `scratch`."""
+    """Returns a new temporary path for `path`, in its folder or in `scratch`."""
     return (scratch or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tfp-tmp"
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what writes that were killed left anywhere in `folder`, which no other may write."""
+    """Removes temporary files of killed writes below `folder`; no other process may write there."""
     for path in [path for path in folder.rglob(".*.tfp-tmp") if is_temporary(path.name)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -94,19 +94,19 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Removes `path` where that is possible: tidying up never fails a write that succeeded."""
+    """Removes `path` if possible. Errors are ignored, since the write itself has succeeded."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Removes `folder` if nothing is in it, and where that is possible."""
+    """Removes `folder` if it is empty. Errors are ignored."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def is_temporary(name: str) -> bool:
-    """Says whether a file of this name is the leftover of a write that was killed.
+    """Returns True if a file of this name is a leftover of a killed write.
 
     >>> is_temporary(".policy.json.0123abcd.tfp-tmp"), is_temporary("policy.json")
     (True, False)

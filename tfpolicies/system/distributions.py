@@ -1,6 +1,6 @@
 """The two distributions of this package: `tfpolicies`, and `tfpolicies-serve`, which only serves.
 
-Both install the same files. `tfpolicies-serve` depends on fewer packages, and on no TensorFlow.
+Both install the same files. `tfpolicies-serve` depends on fewer packages, and not on TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ WHOLE, SERVING = "tfpolicies", "tfpolicies-serve"
 
 
 def import_needed(user: str, module: str) -> Any:
-    """Imports a module of this package that may need more packages than serving does.
+    """Imports a module of this package, and explains a missing package.
 
     Args:
-        user: names the command or object that needs the module, for the message.
+        user: the command or object that needs the module, for the message.
         module: its full name.
 
     Raises:
@@ -33,13 +33,13 @@ def import_needed(user: str, module: str) -> Any:
             raise
         raise MissingPackageError(
             f"{user} needs the package {missing!r}, which is not installed. Of the two "
-            f"distributions, {SERVING} only serves exports; {WHOLE} brings TensorFlow and all "
+            f"distributions, {SERVING} only serves exports; {WHOLE} depends on TensorFlow and all "
             f"other packages. Install it: pip install {WHOLE}=={__version__}"
         ) from error
 
 
 def install_command(extra: str) -> str:
-    """Returns the command that installs an extra of the distribution that is installed.
+    """Returns the command that installs an extra of the installed distribution.
 
     >>> install_command("data")
     "pip install 'tfpolicies[data]'"
@@ -48,7 +48,7 @@ def install_command(extra: str) -> str:
 
 
 def require_one_version() -> None:
-    """Checks that both distributions have the same version where both are installed.
+    """Checks that both distributions have the same version if both are installed.
 
     Raises:
         UsageError: if they differ, so that files of one may have replaced files of the other.
@@ -57,7 +57,7 @@ def require_one_version() -> None:
     if len(set(versions.values())) > 1:
         names = " and ".join(f"{name} {version}" for name, version in versions.items())
         raise UsageError(
-            f"{names} are both installed, which have the same files in different versions. Keep "
+            f"{names} are both installed, but have different versions of the same files. Keep "
             f"one: pip uninstall -y {WHOLE} {SERVING}, then pip install {WHOLE} or {SERVING}."
         )
 

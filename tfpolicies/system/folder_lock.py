@@ -1,4 +1,4 @@
-"""Keeping a folder for one process."""
+"""Locks that give one process exclusive use of a folder."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tfpolicies.system.regular_files import require_regular
 logger = logging.getLogger("tfpolicies")
 
 _LOCK = "lock"
-_PATIENCE = 60.0  # seconds to wait for what takes milliseconds unless a process is stopped
+_PATIENCE = 60.0  # seconds; the wait takes milliseconds unless the other process is stopped
 _PAUSE = 0.02
 
 
 class FolderLock:
-    """Keeps a folder for one process; it is free again when that process ends, however it ends.
+    """Locks a folder for one process; the lock is released when that process ends, in any way.
 
-    It is an `flock` on the file `lock` in the folder, which stays there; while the folder is kept,
-    the file has the number of the process in it. A forked child closes its copy of the file, so
-    that it neither keeps the folder nor frees it. Where the file system has no locks, one warning
-    says so and nothing is kept.
+    It is an `flock` on the file `lock` in the folder, which stays there; while the folder is
+    locked, the file contains the process id. A forked child closes its copy of the file, so that
+    it neither holds nor releases the lock. If the file system has no locks, a warning is logged
+    once and nothing is locked.
 
     Args:
-        folder: must be there.
-        warns: whether a file system without locks is worth a warning.
+        folder: an existing folder.
+        warns: whether to warn of a file system without locks.
 
     Attributes:
-        is_held: whether the folder is kept; False where the file system has no locks.
+        is_held: whether the folder is locked; False if the file system has no locks.
 
     Raises:
         FolderInUseError: if another process, or another lock of this one, has the folder.
@@ -62,14 +62,14 @@ class FolderLock:
         except BlockingIOError as error:
             owner = self._owner()
             raise FolderInUseError(
-                f"{str(folder)!r} is in use by {owner}. Wait until it has ended, or take another "
+                f"{str(folder)!r} is in use by {owner}. Wait until it has ended, or use another "
                 "folder.",
                 owner,
             ) from error
         except OSError as error:
             if warns:
                 logger.warning(
-                    "%r cannot be locked (%s): see to it that one process at a time writes there.",
+                    "%r cannot be locked (%s): make sure that one process at a time writes there.",
                     str(folder),
                     error,
                 )
@@ -81,7 +81,7 @@ class FolderLock:
         return f"process {number}" if number.isdecimal() else "another process"
 
     def _write(self, content: bytes) -> None:
-        """Puts the number of the process into the file, as far as the disk has room for it."""
+        """Writes the content, such as the process id; ignores errors, such as a full disk."""
         with contextlib.suppress(OSError):
             self._file.seek(0)
             self._file.truncate()
@@ -89,22 +89,18 @@ class FolderLock:
             self._file.flush()
 
     def release(self) -> None:
-        """Frees the folder; does nothing in a forked child, or a second time."""
+        """Releases the lock; does nothing in a forked child, or a second time."""
         if not self._file.closed:
             self._write(b"")
             self._file.close()
 
     def drop(self) -> None:
-        """Closes this process's copy of the file, which another process goes on to hold."""
+        """Closes this process's copy of the file; another process still holds the lock."""
         self._file.close()
 
 
 def _open_lock(path: Path) -> BinaryIO:
-    """Opens a lock file, which is made if it is missing.
-
-    Raises:
-        OSError: if it cannot be opened, or is a link or no regular file.
-    """
+    """Opens or makes a lock file; refuses links and other files than regular ones."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         require_regular(path, os.fstat(descriptor))
@@ -115,7 +111,7 @@ def _open_lock(path: Path) -> BinaryIO:
 
 
 def make_locked_folder(make: Callable[[], Path]) -> tuple[Path, FolderLock]:
-    """Returns a new folder and its lock.
+    """Makes a new folder and locks it.
 
     Args:
         make: makes a folder of another name each time it is called.
@@ -130,7 +126,7 @@ def make_locked_folder(make: Callable[[], Path]) -> tuple[Path, FolderLock]:
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:
-    """Removes those of the folders that `make_locked_folder` made in processes that have ended.
+    """Removes those folders of `make_locked_folder` whose processes have ended.
 
     Folders of other users stay, and so does every folder on a file system without locks.
     """
@@ -146,9 +142,9 @@ def remove_abandoned(folders: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Enters when no other process is in such a block for `folder`; for what is soon done.
+    """Gives exclusive access to a folder for a short time; waits for other processes.
 
-    Gives whether that is certain: where the file system has no locks, it enters at once.
+    Yields whether access is exclusive: False, without waiting, if the file system has no locks.
 
     Raises:
         FolderInUseError: if another process does not leave its block within `_PATIENCE` seconds.
@@ -162,7 +158,7 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def _wait_for_flock(descriptor: int, folder: Path) -> bool:
-    """Takes the lock of a folder's descriptor; returns False if the file system has no locks."""
+    """Locks a folder's descriptor; returns False if the file system has no locks."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -172,7 +168,7 @@ def _wait_for_flock(descriptor: int, folder: Path) -> bool:
             if time.monotonic() > deadline:
                 raise FolderInUseError(
                     f"{str(folder)!r} has been in use by another process for {_PATIENCE:g} s, "
-                    "which writes there and may be stopped. Let that process go on, or end it; "
+                    "which writes there and may be stopped. Let that process continue, or end it; "
                     "then try again.",
                     "another process",
                 ) from error

@@ -1,7 +1,7 @@
-"""Forked processes: TensorFlow's threads stay behind in the process that was forked.
+"""Fork guard: TensorFlow cannot run in a process that was forked after it started.
 
-A child forked after TensorFlow ran would wait for ever for threads that it does not have. NumPy and
-ONNX Runtime, which acts in the caller's thread, go on working there.
+Its threads do not exist in the child, which would wait for them forever. NumPy and ONNX Runtime,
+which runs in the caller's thread, still work there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from tfpolicies.errors import ForkError
 
 forked_from: int | None = None
-"""In a child that lacks TensorFlow's threads, its parent's id."""
+"""Process id of the parent, in a child that lacks TensorFlow's threads."""
 
 
 def require_tensorflow() -> None:
@@ -26,7 +26,7 @@ def require_tensorflow() -> None:
             f"TensorFlow cannot run here: this process was forked from process {forked_from} "
             "after TensorFlow had started there, and its threads do not survive a fork. Start the "
             'process with multiprocessing.get_context("spawn") instead, or use Ray workers '
-            "(config.rollouts(num_rollout_workers=...)). What needs no TensorFlow works here: "
+            "(config.rollouts(num_rollout_workers=...)). Methods without TensorFlow work here: "
             "get_weights, SampleBatch, and acting with inference='onnx'."
         )
 
@@ -38,7 +38,7 @@ def _note_fork() -> None:
 
 
 def _tensorflow_has_run() -> bool:
-    """Whether TensorFlow has made its threads, for this package or for anybody else."""
+    """Returns True if TensorFlow has made its threads, for this package or other code."""
     module = sys.modules.get("tensorflow.python.eager.context")
     context = getattr(module, "context_safe", lambda: None)()
     return getattr(context, "_context_handle", None) is not None

@@ -1,4 +1,4 @@
-"""What TensorFlow takes of GPUs: all of their memory as soon as it starts, unless it is limited."""
+"""Limits the GPU memory of TensorFlow, which by default takes all of it at its start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
-"""The environment variable that has TensorFlow take memory of GPUs as it needs it, if "true"."""
+"""Environment variable; if "true", TensorFlow allocates GPU memory as needed."""
 
 logger = logging.getLogger("tfpolicies")
 
@@ -19,20 +19,20 @@ _process = {"is_own": False, "only_samples": False}
 
 
 def claim_process(*, only_samples: bool = False) -> None:
-    """Says that this process is the package's own, whose TensorFlow may be limited.
+    """Marks this process as one of the package, so that its TensorFlow may be limited.
 
     Args:
-        only_samples: whether policies in it do not learn, so that a GPU is not missed.
+        only_samples: whether policies in it do not learn, so that no GPU is expected.
     """
     _process.update(is_own=True, only_samples=only_samples)
 
 
 @functools.cache
 def limit_gpus(*, wanted: bool) -> None:
-    """Keeps TensorFlow from taking all memory of all GPUs; called before it starts.
+    """Keeps TensorFlow from taking all memory of all GPUs. Call it before TensorFlow starts.
 
-    In the package's own processes GPUs are hidden from it, or give it memory as it needs it. In a
-    user's process nothing is changed, and one line says how to do the same.
+    In processes of this package GPUs are hidden, or memory grows as needed. In a user's process
+    nothing is changed, and a log line says how to do the same.
 
     Args:
         wanted: whether something is to run on a GPU.
@@ -52,7 +52,7 @@ def limit_gpus(*, wanted: bool) -> None:
                 tf.config.experimental.set_memory_growth(gpu, True)
         else:
             tf.config.set_visible_devices([], "GPU")
-    except RuntimeError:  # it has started, and changes nothing any more
+    except RuntimeError:  # TensorFlow has started and cannot be changed any more
         logger.warning(_WANTED if wanted else _UNWANTED)
 
 
@@ -66,7 +66,7 @@ def _is_limited(gpu: tf.config.PhysicalDevice) -> bool:
 
 
 _HOW = f"set the environment variable {GROWS}=true before TensorFlow starts"
-_WANTED = f"TensorFlow takes all memory of the GPU. For other processes to have a part, {_HOW}."
+_WANTED = f"TensorFlow takes all memory of the GPU. To leave some for other processes, {_HOW}."
 _UNWANTED = (
     "Nothing learns on the GPU (num_gpus=0), but TensorFlow takes all of its memory. Call "
     f"tf.config.set_visible_devices([], 'GPU') before the first policy is made, or {_HOW}; to "
@@ -76,6 +76,6 @@ _UNWANTED = (
 
 @functools.cache
 def warn_without_gpu(num_gpus: float) -> None:
-    """Says once that a GPU is wanted for learning and there is none."""
+    """Warns once that a GPU is configured for learning and there is none."""
     if not _process["only_samples"]:
         logger.warning("num_gpus=%s, but there is no GPU: learning runs on the CPU", num_gpus)

@@ -1,8 +1,8 @@
-"""Calls of native code that take long, made so that signals are seen to meanwhile.
+"""Runs long native calls in a background thread, so that signals are handled meanwhile.
 
-Python runs signal handlers between two instructions of the main thread, and native code is one
-instruction. So the call is made in a thread that nobody has to wait for: neither the caller, whom
-a signal takes out of waiting, nor the end of the process.
+Python runs signal handlers between two instructions of the main thread, and a native call is one
+instruction. A call in a daemon thread delays neither the caller, whose wait a signal can
+interrupt, nor the end of the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BackgroundCall(Generic[Result]):
     """A call that runs in a daemon thread, from `start` on.
 
     Args:
-        call: what runs.
+        call: the function to run.
     """
 
     def __init__(self, call: Callable[[], Result]) -> None:
@@ -31,7 +31,7 @@ class BackgroundCall(Generic[Result]):
         self._future: futures.Future[Result] = futures.Future()
 
     def start(self) -> None:
-        """Begins the call. A signal may come before this returns, so keep the object first."""
+        """Starts the call. A signal may come before this returns, so store the object first."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -43,7 +43,7 @@ class BackgroundCall(Generic[Result]):
             self._future.set_exception(error)
 
     def result(self, seconds: float = math.inf) -> Result:
-        """Waits for the call and returns what it gave, or raises what it raised.
+        """Waits for the call; returns its result or raises its exception.
 
         Args:
             seconds: how long to wait.
@@ -58,5 +58,5 @@ class BackgroundCall(Generic[Result]):
         return self._future.result()
 
     def cancel(self) -> bool:
-        """Keeps the call from beginning; returns False if it has begun."""
+        """Keeps the call from starting; returns False if it has started."""
         return self._future.cancel()

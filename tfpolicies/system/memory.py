@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""Available memory of the system or container."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of the container that this process
 
 
 def available_memory() -> int:
-    """Returns how many bytes can be taken without swapping."""
+    """Returns the bytes that can be allocated without swapping."""
     try:
         limit: float = int(_LIMIT.read_text())
     except (OSError, ValueError):  # "max": no limit
@@ -20,7 +20,7 @@ def available_memory() -> int:
 
 
 def readable_size(size: float) -> str:
-    """Returns a number of bytes for messages.
+    """Formats a number of bytes for messages.
 
     >>> readable_size(2_500_000_000), readable_size(12_000)
     ('2.5 GB', '12 kB')

@@ -1,4 +1,4 @@
-"""Paths of users: absolute from where they enter the package, and named in messages as written."""
+"""Paths from users: made absolute once, and shown in messages as the user wrote them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
 
     Call it once, where the path enters the package: simulators and Ray Tune change the working
     folder of a process later. Symbolic links stay, and so does `..`, which means another folder
-    behind a link than in the text.
+    after a link than in the text.
 
     Raises:
         UsageError: if it is empty, or neither a text nor an `os.PathLike` of one; or if it is
@@ -45,13 +45,13 @@ _WILDCARDS = frozenset("*?[]\\")
 
 
 def has_wildcards(path: Path) -> bool:
-    """Whether TensorFlow reads a path as a pattern of names; it then finds no weights there."""
+    """Returns True if TensorFlow reads a path as a glob pattern; it then finds no weights there."""
     return not _WILDCARDS.isdisjoint(str(path))
 
 
 @contextlib.contextmanager
 def link_without_wildcards(folder: Path) -> Iterator[Path]:
-    """Gives a path of a folder that TensorFlow reads as it is: a link, or the folder itself."""
+    """Yields a path of a folder that TensorFlow reads literally: a link, or the folder itself."""
     if not has_wildcards(folder):
         yield folder
         return
@@ -62,7 +62,7 @@ def link_without_wildcards(folder: Path) -> Iterator[Path]:
 
 
 def describe_path(written: str | os.PathLike[str], path: Path) -> str:
-    """Returns a path for a message: as the user wrote it, and what `resolve_path` made of it.
+    """Returns a path for a message: as the user wrote it, and resolved by `resolve_path`.
 
     >>> describe_path("~/run", Path("/home/me/run")), describe_path("/tmp/run", Path("/tmp/run"))
     ("'~/run' (/home/me/run)", "'/tmp/run'")

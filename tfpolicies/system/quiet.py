@@ -1,4 +1,4 @@
-"""Keeping a process as it is: what libraries print, log and set; where modules are."""
+"""Suppresses output of libraries, and restores logging and environment afterwards."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from tfpolicies.system.backend import require_tensorflow_backend
 
 _NATIVE_LOG = rb"^([IWEF]\d{4} |WARNING: All log messages before absl|To enable the follow)"
 _patterns: list[bytes] = []  # of the blocks since the first of them was entered
-_has_failed = False  # one of them
+_has_failed = False  # whether one of these blocks raised
 
 
 class _SharedContext:
-    """A context of the whole process: the first thread that comes enters it, the last leaves it.
-
-    Args:
-        make: returns what the first one enters.
-    """
+    """A context of the whole process: entered by the first thread, left by the last one."""
 
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
@@ -34,7 +30,6 @@ class _SharedContext:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """While entered, this thread is inside."""
         with self._lock:
             if not self._num_inside:
                 self._entered.enter_context(self._make())
@@ -50,15 +45,15 @@ class _SharedContext:
 
 @contextlib.contextmanager
 def native_stderr_without(pattern: bytes = _NATIVE_LOG) -> Iterator[None]:
-    """Leaves out lines that match from what is written to standard error while entered.
+    """Removes matching lines from standard error.
 
-    Other lines are written afterwards; all are if a block failed. Several threads may be inside:
-    lines are written when the last one leaves, without those that one of them leaves out. Where
-    standard error is closed, there is nothing to leave out.
+    Other lines are written at the end; after an error all lines are. Several threads may be inside:
+    lines are written when the last one leaves, without those that match a pattern of any of them.
+    If standard error is closed, nothing happens.
 
     Args:
-        pattern: a regular expression; a line that it is found in is left out. By default it is
-            that of the logs of native code.
+        pattern: a regular expression, searched in each line. By default it matches the logs of
+            native code.
     """
     global _has_failed
     with _stderr.enter():
@@ -94,18 +89,18 @@ def _redirect_stderr() -> Iterator[None]:
             held.seek(0)
             is_left_out = re.compile(b"|".join(_patterns)).search
             lines = [line for line in held if _has_failed or not is_left_out(line)]
-            with contextlib.suppress(OSError):  # a reader may have gone
+            with contextlib.suppress(OSError):  # the pipe may be closed
                 os.write(2, b"".join(lines))
 
 
-_stderr = _SharedContext(_redirect_stderr)  # the descriptor is the process's
+_stderr = _SharedContext(_redirect_stderr)  # the file descriptor belongs to the process
 
 
 def load_tensorflow() -> None:
     """Imports TensorFlow and Keras; prints nothing unless that fails.
 
     Raises:
-        ConfigError: if Keras computes with another backend.
+        ConfigError: if Keras uses another backend.
     """
     require_tensorflow_backend()
     if "tensorflow" in sys.modules:
@@ -120,10 +115,10 @@ _CONVERTERS = ("absl", "keras", "onnx", "tensorflow", "tf2onnx")  # and the logg
 
 @contextlib.contextmanager
 def quiet_conversion() -> Iterator[None]:
-    """Keeps what TensorFlow and tf2onnx say while they convert off the user's terminal.
+    """Suppresses the output of TensorFlow and tf2onnx during a conversion.
 
-    Afterwards logging, warning filters and environment variables are as they were, whatever the
-    libraries did to them. Errors are raised as ever. Several threads may be inside; see
+    Afterwards logging, warning filters and environment variables are restored, whatever the
+    libraries did to them. Errors are raised as usual. Several threads may be inside; see
     `native_stderr_without`.
     """
     with _quiet.enter(), native_stderr_without():
@@ -134,7 +129,7 @@ def quiet_conversion() -> Iterator[None]:
 def _quiet_logging() -> Iterator[None]:
     with _logging_kept(), _environment_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in ("tf2onnx", "tensorflow"):  # what is an error is raised, too
+        for name in ("tf2onnx", "tensorflow"):  # they log errors that they also raise
             logging.getLogger(name).setLevel(logging.CRITICAL)
         yield
 
@@ -144,7 +139,7 @@ _quiet = _SharedContext(_quiet_logging)
 
 @contextlib.contextmanager
 def _logging_kept() -> Iterator[None]:
-    """Leaves the root logger and those of converters as they are, those that are new included."""
+    """Restores the root logger and those of converters, including new ones."""
     root, nothing = logging.getLogger(), logging.NullHandler()
     root.addHandler(nothing)  # so that `logging.basicConfig` does nothing
     loggers = {name: logging.getLogger(name) for name in _converters()}
@@ -168,7 +163,6 @@ def _converters() -> list[str]:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Leaves the variables of the environment that are TensorFlow's as they are."""
     kept = _of_tensorflow()
     try:
         yield
@@ -183,5 +177,5 @@ def _of_tensorflow() -> dict[str, str]:
 
 
 def extend_paths(paths: Iterable[str]) -> None:
-    """Lets this process import what another one can, whose `sys.path` is given."""
+    """Adds another process's `sys.path` to that of this process."""
     sys.path.extend(path for path in paths if path not in sys.path)

@@ -1,7 +1,7 @@
-"""Hides what TensorFlow prints when it starts, where `tfpolicies` was imported before it.
+"""Hides the lines that TensorFlow prints when it starts, if `tfpolicies` was imported before it.
 
 Lines about CPU features and missing GPUs go to standard error while TensorFlow is imported and when
-its first operation runs. Who sets TF_CPP_MIN_LOG_LEVEL decides alone what TensorFlow prints.
+its first operation runs. If the user sets TF_CPP_MIN_LOG_LEVEL, only that decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _START_LINES = (
 
 
 def quiet_tensorflow_start() -> None:
-    """Lets a later import of TensorFlow print nothing; does nothing if it was imported.
+    """Makes a later import of TensorFlow print nothing; does nothing if it was imported.
 
     The environment is changed only during that import: TensorFlow keeps the level that it reads.
     """
@@ -34,7 +34,7 @@ def quiet_tensorflow_start() -> None:
 
 
 class _TensorFlowFinder:
-    """Finds TensorFlow as other finders do, and has it imported quietly, once."""
+    """Finds TensorFlow like other finders, and gives it a quiet loader, once."""
 
     def __init__(self) -> None:
         self._searches = False
@@ -57,7 +57,7 @@ class _TensorFlowFinder:
 
 
 class _QuietLoader:
-    """The loader of TensorFlow, with an `exec_module` that prints no start-up lines."""
+    """Wraps the loader of TensorFlow; its `exec_module` prints no start-up lines."""
 
     def __init__(self, finder: _TensorFlowFinder, loader: Any) -> None:
         self._finder = finder

@@ -1,6 +1,6 @@
-"""Reading files of a stranger's folder: regular ones only, and no more than they say they hold.
+"""Reads files of untrusted folders: only regular files, and no more than their stated size.
 
-A FIFO would let its reader wait for ever, and a device never ends.
+Reading a FIFO could block forever, and a device never ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
 
     Args:
         path: the file.
-        limit: how many bytes it may have; None for as many as there is memory.
+        limit: maximal size in bytes; None for the available memory.
 
     Raises:
         OSError: if it cannot be read, has more bytes, or is a folder, FIFO, socket or device.
@@ -49,12 +49,12 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
 
 
 def size_of(file: FileIO) -> int:
-    """Returns how many bytes an open file says that it has."""
+    """Returns the size that an open file reports."""
     return os.fstat(file.fileno()).st_size
 
 
 def content_of(file: FileIO, limit: int | None = None) -> bytes:
-    """Returns what an open file holds, but no more than it says: some of /proc have no end.
+    """Reads an open file up to its reported size: some files of /proc never end.
 
     Raises:
         OSError: if it cannot be read, or has more bytes than the limit, or than there is memory.

@@ -1,9 +1,9 @@
-"""Ends by signals: what Ctrl-C, SIGTERM and SIGHUP do, whatever the process is at.
+"""Graceful shutdown on SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 Python runs signal handlers in the main thread, between two of its instructions. That may take long:
-a call of native code does not return, or an environment catches whatever is raised in it. So a
-thread of its own sees each signal at once (by the wakeup file of `signal`), reminds the main
-thread, and ends the process when that does not get out in time.
+a native call does not return, or an environment catches the exception. So a separate thread reads
+each signal at once (from the wakeup file of `signal`), sends it to the main thread again, and ends
+the process if the main thread does not stop in time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-TYPE_CHECKING = False  # as in `typing`: the less is imported here, the sooner signals are seen to
+TYPE_CHECKING = False  # as in `typing`: fewer imports make signals work earlier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
@@ -26,15 +26,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _PATIENCE = 2.0  # seconds that an iteration has to end by itself
 _BETWEEN_REMINDERS = 0.5  # seconds
-_LIMIT = 3.0  # seconds after a signal at which the process is left in any case, unless it saves
-_LAST = 1.0  # seconds that are left after saving, or after a second signal
+_LIMIT = 3.0  # seconds after a signal at which the process is ended, unless it saves
+_LAST = 1.0  # seconds left after saving, or after a second signal
 _TICK = 0.1  # seconds
 
 _NAMES = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}
 
 
 class SignalEnd(KeyboardInterrupt):
-    """A signal ends what the main thread is at.
+    """A signal interrupts the main thread.
 
     Args:
         number: of the signal.
@@ -46,7 +46,7 @@ class SignalEnd(KeyboardInterrupt):
 
     @property
     def status(self) -> int:
-        """The exit status, as shells give it to who ended by a signal."""
+        """Exit status of a process that ended by this signal, by the convention of shells."""
         return 128 + self.number
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class SignalEnd(KeyboardInterrupt):
 
 
 def what_happened(number: int) -> str:
-    """Says how messages call the end by a signal.
+    """Returns how messages describe the end by a signal.
 
     >>> what_happened(2), what_happened(15), what_happened(1)
     ('Interrupted', 'Terminated', 'Hung up')
@@ -63,18 +63,18 @@ def what_happened(number: int) -> str:
 
 
 def say(text: str) -> None:
-    """Writes lines to standard error, if there still is one."""
+    """Prints to standard error, if it is open."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             print(text, file=sys.stderr, flush=True)
 
 
 class Signals:
-    """While entered, signals end what runs here with `SignalEnd`, at the latest after some seconds.
+    """Context in which signals raise `SignalEnd`, and end the process after some seconds.
 
-    Signals that were ignored before (`nohup`, a job in the background) stay ignored. Forked
-    children get back the handlers that were found. Where this is not the main thread, or signals
-    are taken care of already, entering changes nothing.
+    Signals that were ignored before (`nohup`, a background job) stay ignored. Forked children get
+    the previous handlers back. Entering does nothing in other threads than the main one, or if a
+    `Signals` is active.
 
     Attributes:
         requested: the number of the first signal that came; None if none did.
@@ -91,11 +91,11 @@ class Signals:
         self._reminders = 0
         self._found: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
-        # A copy when entered, since TensorFlow's start is quieted by putting another file there.
+        # A copy when entered, since the descriptor is redirected during TensorFlow's start.
         self._stderr = 2
         self._wakeup = -1
         self._unraisable: Callable[[Any], Any] = sys.unraisablehook
-        self._was_ignored = False  # what was raised came in a destructor, where Python ignores it
+        self._was_ignored = False  # the exception was raised in a destructor: Python ignores it
 
     # -- for the main thread --------------------------------------------------------------------
 
@@ -134,17 +134,17 @@ class Signals:
 
     @contextlib.contextmanager
     def held_back(self, rescue: Callable[[str], None]) -> Iterator[Signals]:
-        """While entered, the first signal only sets `requested`; who runs here looks at it.
+        """Defers the first signal: it only sets `requested`, which the block must poll.
 
-        A second one, or one that nobody looked at for seconds, raises `SignalEnd`. If that does not
-        end what runs here either, the process is left.
+        A second signal, or one not acknowledged for seconds, raises `SignalEnd`. If the block does
+        not end then either, the process is ended.
 
         Args:
-            rescue: saves what would be lost and says so; given what happened. It may be called in
-                another thread while the main thread is stuck somewhere.
+            rescue: saves unsaved data and reports it, given a description of the event. It may be
+                called in another thread while the main thread hangs.
 
         Raises:
-            SignalEnd: on leaving, if `requested` was set and nothing was raised.
+            SignalEnd: at the end of the block, if `requested` was set and nothing was raised.
         """
         self._rescue = rescue
         try:
@@ -152,7 +152,7 @@ class Signals:
                 yield self
             finally:
                 if self.requested is not None:
-                    self._announce(self.requested)  # the thread may not have come to it yet
+                    self._announce(self.requested)  # the thread may not have done so yet
         finally:
             self._rescue = None
         if self.requested is not None:
@@ -160,7 +160,7 @@ class Signals:
 
     @contextlib.contextmanager
     def unhurried(self) -> Iterator[None]:
-        """While entered, saving has the time that it takes, unless a second signal comes."""
+        """Lifts the time limit while saving, unless a second signal comes."""
         self._is_saving = True
         try:
             yield
@@ -168,13 +168,13 @@ class Signals:
             self._is_saving = False
 
     def caught(self) -> None:
-        """Takes down that the main thread is on its way out: it is reminded no more."""
+        """Records that the main thread is shutting down: it gets no more reminders."""
         self._is_caught = True
 
     def leave_with(self, status: int) -> None:
-        """From now on a signal ends the process at once, since it is ending with this status.
+        """Makes the next signal end the process at once with a status, since it is ending anyway.
 
-        Leaving this object does not change that any more.
+        Leaving the context does not change that any more.
         """
         global _entered
         self.caught()
@@ -192,10 +192,10 @@ class Signals:
         raise SignalEnd(self.requested or number)
 
     def _ignored(self, what: sys.UnraisableHookArgs) -> None:
-        """Takes what is raised where Python can only report it; see `sys.unraisablehook`."""
+        """Handles exceptions that Python can only report; see `sys.unraisablehook`."""
         if isinstance(what.exc_value, SignalEnd):
             self._was_ignored = True
-        elif self.requested is None:  # else a destructor of what the signal left half made
+        elif self.requested is None:  # else a destructor of a half-made object after the signal
             self._unraisable(what)
 
     # -- the thread -----------------------------------------------------------------------------
@@ -245,18 +245,18 @@ class Signals:
                 return number
 
     def _remind(self, number: int) -> None:
-        """Sends the signal to the main thread once more, which ends a call that waits, too."""
+        """Sends the signal to the main thread again, which also interrupts a blocking call."""
         self._reminders += 1
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def _announce(self, number: int) -> None:
-        """Says, once, how what runs in `held_back` ends."""
+        """Prints, once, that training saves and ends after this iteration."""
         with self._announcing:
             if self._rescue is not None and not self._is_announced:
                 self._is_announced = True
                 self._say(
-                    f"{what_happened(number)}: training ends and saves after this iteration. Once "
-                    "more ends it at once."
+                    f"{what_happened(number)}: training saves and ends after this iteration. A "
+                    "second signal ends it at once."
                 )
 
     def _say(self, text: str) -> None:
@@ -264,7 +264,6 @@ class Signals:
             os.write(self._stderr, f"{text}\n".encode())
 
     def _leave(self, number: int) -> NoReturn:
-        """Ends the process, whatever the main thread is at."""
         what = what_happened(number)
         if not self._is_caught:
             place = _place_of_main_thread()
@@ -283,17 +282,17 @@ class Signals:
         os._exit(128 + number)
 
 
-_CLOSED = 0  # what is read when the other end of the pipe is closed; no signal has this number
+_CLOSED = 0  # read when the other end of the pipe is closed; no signal has this number
 _entered: Signals | None = None
 
 
 def current() -> Signals:
-    """Returns the `Signals` that are entered, or others that do nothing before they are."""
+    """Returns the active `Signals`, or a new, inactive one."""
     return _entered if _entered is not None else Signals()
 
 
 class CtrlC:
-    """What a program that enters no `Signals` has: the first Ctrl-C can wait, the second cannot.
+    """Handles Ctrl-C in programs without `Signals`: the first one is deferred, the second is not.
 
     Attributes:
         requested: the number of the signal that came; None if none did.
@@ -304,16 +303,17 @@ class CtrlC:
 
     @contextlib.contextmanager
     def held_back(self, rescue: Callable[[str], None]) -> Iterator[CtrlC]:
-        """While entered, the first Ctrl-C only sets `requested`; who runs here looks at it.
+        """Defers the first Ctrl-C: it only sets `requested`, which the block must poll.
 
-        The handler that was found is there again afterwards. In other threads than the main one,
-        and where the program has a handler of its own, nothing is changed.
+        The previous handler is restored afterwards. Nothing changes in other threads than the main
+        one, or if the program has a custom handler.
 
         Args:
-            rescue: not called; who catches the `KeyboardInterrupt` saves.
+            rescue: not called; code that catches the `KeyboardInterrupt` must save.
 
         Raises:
-            KeyboardInterrupt: on leaving if `requested` was set, or by a second Ctrl-C.
+            KeyboardInterrupt: at the end of the block if `requested` was set, or by a second
+                Ctrl-C.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -329,23 +329,22 @@ class CtrlC:
 
     @contextlib.contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Changes nothing: nobody ends the process while something is saved."""
+        """Does nothing: saving has no time limit here."""
         yield
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None:
             raise KeyboardInterrupt
         self.requested = number
-        say("Interrupted: training ends after this iteration. Once more ends it at once.")
+        say("Interrupted: training ends after this iteration. A second Ctrl-C ends it at once.")
 
 
 def interruptions() -> Signals | CtrlC:
-    """Returns the `Signals` that are entered; a `CtrlC` where the program enters none."""
+    """Returns the active `Signals`; a `CtrlC` if the program uses none."""
     return _entered if _entered is not None else CtrlC()
 
 
 def _in_child() -> None:
-    """Gives a forked child its own ends by signals back."""
     global _entered
     if _entered is not None:
         _entered._restore()
@@ -358,7 +357,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _place_of_main_thread() -> str:
-    """Says in which environment the main thread is, or else in which function."""
+    """Returns the environment in which the main thread is, or else the function."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     innermost = frame
     while frame is not None:
@@ -370,7 +369,7 @@ def _place_of_main_thread() -> str:
 
 
 def _is_environment(owner: object) -> bool:
-    """Whether an object is an environment of a user, by what it can do and where it is from."""
+    """Returns True if an object is a user's environment, by its methods and its module."""
     kind = type(owner)
     own = kind.__module__.partition(".")[0] in ("gymnasium", __name__.partition(".")[0])
     return (
@@ -384,7 +383,7 @@ def _shown(frame: FrameType) -> str:
 
 
 def _end_children() -> None:
-    """Ends processes that environments started, which would wait for this one."""
+    """Ends child processes of environments, which would otherwise keep this one waiting."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None:
         for child in multiprocessing.active_children():

@@ -1,4 +1,4 @@
-"""The standard files of the process."""
+"""The standard input, output and error of the process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 
 
 def open_standard_files() -> None:
-    """Opens what the caller closed of the standard files on nothing.
+    """Opens standard files that the caller closed, on the null device.
 
-    Otherwise the next file that is opened would have its number, and get what is written there.
+    Otherwise the next file to be opened would get their number, and output meant for them.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)
-            os.dup2(opened, descriptor)  # which lets children inherit it
+            os.dup2(opened, descriptor)  # children inherit it
             if opened != descriptor:
                 os.close(opened)
         if getattr(sys, name) is None:
@@ -25,9 +25,9 @@ def open_standard_files() -> None:
 
 
 def discard_output() -> None:
-    """Sends standard output, and what waits to be written there, to nothing: its reader is gone.
+    """Redirects standard output, including buffered output, to the null device: its reader is gone.
 
-    Otherwise each later flush would fail, the interpreter's last one as well.
+    Otherwise each later flush would fail, also the interpreter's last one.
     """
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)

@@ -1,4 +1,4 @@
-"""What users need to test policies of their own: `check_policy`, batches, environments."""
+"""Tools to test custom policies: `check_policy`, random batches, environments."""
 
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.checking import check_policy

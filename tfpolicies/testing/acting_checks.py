@@ -1,4 +1,4 @@
-"""Checks of acting: what comes out, for which rows, and under which masks."""
+"""Checks of acting: structure of results, independence of rows, and masks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _check_form(subject: Subject, acted: ActionBatch, rows: int) -> None:
         fits = array.dtype == leaf.dtype if subject.is_tf else array.dtype.kind in kinds
         if array.shape != (rows, *leaf.shape) or not fits:
             raise Broken(
-                f"{called} to give {name} as {leaf.dtype}{[rows, *leaf.shape]}",
+                f"{called} to return {name} as {leaf.dtype}{[rows, *leaf.shape]}",
                 f"{array.dtype}{list(array.shape)}",
                 "Return one action per row, nested as `action_space` is, in this dtype.",
             )
@@ -65,7 +65,7 @@ def _check_form(subject: Subject, acted: ActionBatch, rows: int) -> None:
         state = named.pop(f"state_out_{i}", None)
         if state is None or state.shape != (rows, *port.shape):
             raise Broken(
-                f"{called} to give state_outs[{i}] of shape {[rows, *port.shape]}",
+                f"{called} to return state_outs[{i}] of shape {[rows, *port.shape]}",
                 "no such array" if state is None else f"shape {list(state.shape)}",
                 "Return one array per array of `get_initial_state()`, with a batch axis.",
             )
@@ -73,20 +73,20 @@ def _check_form(subject: Subject, acted: ActionBatch, rows: int) -> None:
         wrong = array.ndim == 0 or len(array) != rows
         if wrong or (name in _FLOATS and array.dtype != np.float32):
             raise Broken(
-                f"{called} to give extras[{name!r}] as one entry per row, float32 for "
+                f"{called} to return extras[{name!r}] as one entry per row, float32 for "
                 f"{', '.join(_FLOATS)}",
                 f"{array.dtype}{list(array.shape)}",
-                "Convert it before returning it; leave out what does not belong to a row.",
+                "Convert it before returning it; leave out entries that do not belong to a row.",
             )
         require_finite(
             {name: array},
-            f"{called} to give finite numbers in {{name}}",
+            f"{called} to return finite numbers in {{name}}",
             "Look for a division by zero, a logarithm of 0 or weights that are not finite.",
         )
 
 
 def action_space(subject: Subject) -> str:
-    """Actions lie in the action space: exploring and greedy, also at extreme observations."""
+    """Actions are in the action space: exploring and greedy, also at extreme observations."""
     policy, rng = subject.twin(), subject.rng()
     batches = [subject.inputs(4 * ROWS, rng), _extremes(subject, rng)]
     has_bounds = not subject.is_tf
@@ -118,7 +118,7 @@ def _check_member(policy: Policy, action: Structure, source: str, explore: bool)
 
 
 def _extremes(subject: Subject, rng: np.random.Generator) -> list[np.ndarray]:
-    """Returns inputs whose observations are at the bounds, or at +-1e3 where there are none."""
+    """Returns inputs whose observations are at the bounds, or at +-1e3 if there are none."""
     inputs = subject.inputs(4, rng)
     for i, leaf in enumerate(subject.ports.obs_leaves):
         if isinstance(leaf.space, spaces.Box) and not subject.ports.is_mask[i]:
@@ -129,12 +129,12 @@ def _extremes(subject: Subject, rng: np.random.Generator) -> list[np.ndarray]:
 
 
 def batch_invariance(subject: Subject) -> str:
-    """A row's greedy result does not depend on the rows beside it, nor on its place."""
+    """A row's greedy result depends neither on the other rows nor on its position."""
     policy, rng = subject.twin(), subject.rng()
     inputs = subject.inputs(ROWS, rng)
     whole = subject.acted(policy, inputs, explore=False)
     advice = (
-        "Compute each row from that row alone: no means over the batch, no BatchNormalization in "
+        "Compute each row only from that row: no means over the batch, no BatchNormalization in "
         "training mode, no state kept on the policy between rows."
     )
     order = rng.permutation(ROWS)
@@ -144,13 +144,13 @@ def batch_invariance(subject: Subject) -> str:
     for row in range(0, ROWS, 3):
         alone = subject.acted(policy, [x[row : row + 1] for x in inputs], explore=False)
         wanted = {name: x[row : row + 1] for name, x in whole.items()}
-        expected = f"row {row} of {ROWS} to give the same alone as in the batch, to 1e-05"
+        expected = f"row {row} of {ROWS} to give the same by itself as in the batch, to 1e-05"
         worst = max(worst, all_same(alone, wanted, expected, advice))
     return f"largest difference {worst:.1e}"
 
 
 def determinism(subject: Subject) -> str:
-    """Greedy actions repeat, and two policies in one state explore alike; so does one seed."""
+    """Greedy actions repeat; policies with the same state or seed explore alike."""
     first, second = subject.twin(), subject.twin()
     inputs = subject.inputs(ROWS, subject.rng())
     advice = (
@@ -164,33 +164,30 @@ def determinism(subject: Subject) -> str:
         ours, theirs = (subject.acted(each, inputs, explore=True) for each in (first, second))
         expected = "two policies in the same state to explore alike"
         all_same(ours, theirs, expected, advice, tolerance=0.0)
-    # of a model instance, with whose weights the first policy of the kind starts
+    # the first policy made of a model instance starts with that model's weights
     is_copied = subject.is_tf and first.program.spec.source.template is not None
     if subject.is_tf and first.config.get("seed") is not None and not is_copied:
         spaces_of = (first.observation_space, first.action_space)
         config = subject.state["policy_spec"]["config"]
         ours, theirs = (type(first)(*spaces_of, config).get_weights() for _ in range(2))
         expected = f"two new policies with seed={first.config['seed']} to have the same weights"
-        advice = (
-            "Draw initial weights from initializers without a seed of their own: the policy seeds "
-            "them."
-        )
+        advice = "Draw initial weights from initializers without a seed: the policy seeds them."
         all_same(ours, theirs, expected, advice, tolerance=0.0)
     return ""
 
 
 def log_likelihoods(subject: Subject) -> str:
-    """`compute_log_likelihoods` gives `action_logp` of the actions that were drawn."""
+    """`compute_log_likelihoods` returns `action_logp` of the sampled actions."""
     subject.needs_tf("compute_log_likelihoods needs a distribution")
     policy = subject.twin()
     if not isinstance(policy.exploration, StochasticSampling):
         kind = type(policy.exploration).__name__
-        raise NotApplicable(f"{kind} does not draw from the distribution alone")
+        raise NotApplicable(f"{kind} does not draw only from the distribution")
     inputs = subject.inputs(ROWS, subject.rng())
     acted = subject.act(policy, inputs, explore=True)
     given = subject.arguments(policy, inputs)
     found = policy.compute_log_likelihoods(acted.actions, **given)
-    # An action in [-1, 1] has lost digits of the number that tanh made it of.
+    # An action in [-1, 1] has lost digits of the argument of tanh.
     squashed = any(issubclass(kind, SquashedGaussian) for kind in policy.dist_class.kinds)
     expected = "compute_log_likelihoods to give the action_logp of the same rows"
     advice = (
@@ -250,12 +247,11 @@ def _check_allowed(
                     f"{int(actions[row, cell])} under the mask {allowed[row].astype(int).tolist()}"
                     f" ({int(wrong.sum())} of {len(mask)} rows)",
                     "Give forbidden choices the least possible logit before anything is drawn, "
-                    "and apply the mask when exploring at random, too.",
+                    "and also apply the mask when exploring at random.",
                 )
 
 
 def _first_choice(leaf: Leaf, subject: Subject) -> np.ndarray:
-    """Returns the action that the first choice of each cell stands for."""
     space: Any = leaf.space
     cells = int(np.prod(leaf.shape))
     if subject.is_tf or isinstance(space, spaces.MultiBinary):

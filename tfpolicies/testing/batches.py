@@ -23,11 +23,11 @@ from tfpolicies.testing.subject import ports_of, random_masks, with_masks
 def random_batch(
     policy: Policy, rows: int, *, length: int = 25, seed: int = 0, explore: bool = True
 ) -> SampleBatch:
-    """Returns a batch to train on, as a sampler would give it for random observations.
+    """Returns a training batch like that of a sampler, for random observations.
 
     Trajectories of `length` steps (the last one may be shorter) end alternately by termination and
-    by truncation. The policy acts, keeps its memory from step to step, and postprocesses each
-    trajectory. Acting counts as it does in a rollout: the generator and the time step move on.
+    by truncation. The policy acts, carries its recurrent state from step to step, and postprocesses
+    each trajectory. Acting counts as in a rollout: the generator and the time step advance.
 
     Args:
         policy: any policy.
@@ -75,7 +75,7 @@ def random_batch(
 def _acted(
     policy: Policy, rewards: np.ndarray, rng: np.random.Generator, explore: bool
 ) -> dict[str, Any]:
-    """Acts in N environments for T steps that earn `rewards` `[N, T]`; returns the columns."""
+    """Acts in N environments for T steps with `rewards` `[N, T]`; returns the columns."""
     count, length = rewards.shape
     ports, found = ports_of(policy), action_leaves(policy.action_space)
     shown = random_inputs(ports, count, length + 1, rng)[: len(ports.obs)]

@@ -1,4 +1,4 @@
-"""`check_policy`: the contract of policies as a list of named checks."""
+"""`check_policy`: runs named checks of the policy API."""
 
 from __future__ import annotations
 
@@ -60,30 +60,30 @@ def check_policy(
     rows: int = 48,
     seed: int = 0,
 ) -> CheckReport:
-    """Holds a policy, the package's or one of yours, to the contract of policies.
+    """Checks a policy, a built-in or custom one, against the policy API.
 
-    Actions lie in their space, rows do not influence each other, memory continues, masks are never
+    Actions are in their space, rows do not influence each other, memory continues, masks are never
     violated, nothing is aliased, states and checkpoints restore everything, seeds decide, updates
-    are finite, runtimes and exports agree, and nothing is traced twice; `CHECKS` has one function
-    for each, whose docstring says what it asks for. Whatever a policy does not have (a memory, a
-    mask, a Keras model) is reported as not applicable.
+    are finite, runtimes and exports agree, and nothing is traced twice. `CHECKS` has one function
+    for each, whose docstring states the requirement. Checks that do not apply (the policy has no
+    memory, mask or Keras model) are reported as not applicable.
 
-    The policy itself is left as it was: checks act and learn on twins of it. Those of a
-    hand-written policy are made by `copy.deepcopy` and `set_state(get_state())`.
+    The policy itself does not change: checks act and learn on copies of it. Copies of a custom
+    policy are made by `copy.deepcopy` and `set_state(get_state())`.
 
     Args:
         policy: any policy.
         checks: names of `CHECKS` to run; None for all.
         exports: whether the policy is exported as SavedModel and ONNX, which takes seconds.
-        rows: of the batches that are learned from.
+        rows: of the training batches.
         seed: of all random inputs.
 
     Returns:
         The outcome of each check; `print` it.
 
     Raises:
-        PolicyCheckError: after all checks, if some failed: which, what was expected, what was seen,
-            and the next step. It is an AssertionError, too.
+        PolicyCheckError: after all checks, if some failed: their names, expected and actual values,
+            and the next step. It is also an AssertionError.
         UsageError: for an unknown name in `checks`.
 
     >>> import gymnasium as gym, numpy as np
@@ -101,8 +101,8 @@ def check_policy(
     for name in names:
         if name not in CHECKS:
             raise UsageError(
-                f"checks has {name!r}, which is no check.{near_matches(name, CHECKS)} There are "
-                f"{', '.join(CHECKS)}."
+                f"checks has {name!r}, which is not a check.{near_matches(name, CHECKS)} There "
+                f"are {', '.join(CHECKS)}."
             )
     subject = Subject(policy, rows=rows, seed=seed, exports=exports)
     report = CheckReport(type(policy).__name__, tuple(_result(name, subject) for name in names))

@@ -1,4 +1,4 @@
-"""Checks of the action distribution: what it computes of itself is what its samples show."""
+"""Checks that an action distribution's densities, entropy and KL match its samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import Subject, all_same, leaves_of
 
 _DRAWN = 4096
-_NUMBERS = 4_000_000  # of all draws together
+_NUMBERS = 4_000_000  # maximal number of values in all draws
 _HALVINGS = 24
 _SLACK = 2e-3
 _ADVICE = (
@@ -28,16 +28,16 @@ _ADVICE = (
 
 
 def distribution(subject: Subject) -> str:
-    """Zero noise gives the mode; log-densities, entropy and KL are those of samples.
+    """Zero noise gives the mode; log-densities, entropy and KL match samples.
 
-    The class of the policy is what is tested, with inputs in [-1, 1], near those of the policy: a
-    policy that has learned may do some things too rarely to see them in samples.
+    The policy's class is tested with inputs in [-1, 1], near those of the policy: a trained
+    policy may do some things too rarely to see them in samples.
     """
-    subject.needs_tf("distributions are made of what a model gives")
+    subject.needs_tf("distributions need the outputs of a model")
     policy, rng = subject.twin(), subject.rng()
     dist_class = policy.dist_class
     if samples_by_itself(policy.program.spec):
-        raise NotApplicable("the class says by itself how actions are sampled")
+        raise NotApplicable("the class samples actions by a custom method")
     if not all(map(is_distribution, dist_class.kinds)):
         raise NotApplicable("the distribution is one over all parts of an action at once")
     acted = subject.acted(policy, subject.inputs(4, rng), explore=False)
@@ -57,7 +57,7 @@ def distribution(subject: Subject) -> str:
     drawn = one.sample_leaves(noise)
     logp = _numbers("logp", one.logp_leaves(drawn), draws)
     sampled = _numbers("sampled_logp", one.sampled_logp(noise), draws)
-    gap = float(np.median(np.abs(sampled - logp)))  # few lose digits
+    gap = float(np.median(np.abs(sampled - logp)))  # few samples lose digits
     if not gap <= 1e-3 * max(1.0, float(np.median(np.abs(logp)))):
         raise Broken(
             "`sampled_logp(noise)` to be `logp(sample(noise))`",
@@ -65,7 +65,7 @@ def distribution(subject: Subject) -> str:
             _ADVICE,
         )
     direction = np.where(given > MASKED_LOGIT / 2, rng.standard_normal(row.shape), 0.0)
-    for halvings in range(_HALVINGS):  # until the other one is near enough to compare the two
+    for halvings in range(_HALVINGS):  # until the two are near enough for a comparison
         another = _repeated(dist_class, row + 0.5**halvings * direction, draws)
         ratio = logp - _numbers("logp", another.logp_leaves(drawn), draws)
         if ratio.mean() <= 0.1:
@@ -86,7 +86,7 @@ def _repeated(dist_class: ActionDistribution, row: np.ndarray, draws: int) -> An
 
 
 def _numbers(name: str, found: tf.Tensor, draws: int) -> np.ndarray:
-    """Returns what a method gave, if it is a number for each row."""
+    """Returns the result of a method as an array, if it has one number per row."""
     numbers = np.asarray(found)
     if numbers.shape != (draws,):
         given = f"the shape {list(numbers.shape)} for {draws} rows"
@@ -95,7 +95,6 @@ def _numbers(name: str, found: tf.Tensor, draws: int) -> np.ndarray:
 
 
 def _compared(name: str, computed: Callable[[], tf.Tensor], sampled: np.ndarray) -> str:
-    """Compares what a method gives to the mean over samples."""
     try:
         value = float(_numbers(name, computed(), len(sampled))[0])
     except (ConfigError, NotImplementedError):
@@ -111,5 +110,4 @@ def _compared(name: str, computed: Callable[[], tf.Tensor], sampled: np.ndarray)
 
 
 def _mean(sampled: np.ndarray) -> tuple[float, float]:
-    """Returns the mean over samples, and its standard error."""
     return float(sampled.mean()), float(sampled.std()) / len(sampled) ** 0.5

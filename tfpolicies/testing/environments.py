@@ -1,4 +1,4 @@
-"""Small environments for tests of policies: each asks for one ability, and fast.
+"""Small, fast environments for tests of policies; each needs one ability.
 
 They follow Gymnasium's API and are called with keyword settings.
 """
@@ -19,11 +19,11 @@ class MemoryEnv(gym.Env):
     """Shows a cue at the first step and asks for it at the last one; needs a memory.
 
     An observation is `[cue one-hot (cues), asked]`; between the first step and the last one it is
-    zeros. The answer earns 1 if it is the cue, and ends the episode; other actions earn nothing.
-    Without a memory no policy earns more than `1 / cues` on average.
+    zeros. The answer has reward 1 if it is the cue, and ends the episode; other actions have none.
+    Without a memory the best average return is `1 / cues`.
 
     Args:
-        cues: how many there are.
+        cues: number of cues.
         delay: steps between the cue and the question.
 
     >>> env = MemoryEnv(cues=2, delay=1)
@@ -57,7 +57,7 @@ class MemoryEnv(gym.Env):
         return shown
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
-        """Waits, or takes the answer if it was asked for."""
+        """Ignores the action, or evaluates it as the answer at the last step."""
         asked = self._now == self._delay + 1
         reward = float(asked and int(action) == self._cue)
         self._now += 1
@@ -68,11 +68,11 @@ class MaskedEnv(gym.Env):
     """Allows some actions at each step, drawn at random; any other one ends the episode.
 
     Observations are `{"observations": [step / length], "action_mask": [actions]}`. An allowed
-    action earns 1; a forbidden one earns -1 and terminates, so `length` is the best return, and a
-    policy that respects masks always gets it.
+    action has reward 1; a forbidden one has -1 and terminates, so `length` is the best return, and
+    a policy that respects masks always gets it.
 
     Args:
-        actions: how many there are.
+        actions: number of actions.
         length: steps of an episode.
 
     >>> env = MaskedEnv(actions=3, length=2)
@@ -116,7 +116,7 @@ class MaskedEnv(gym.Env):
 
 
 class RandomEnv(gym.Env):
-    """Has any spaces: observations and rewards are drawn at random, actions are checked.
+    """Environment with any spaces: observations and rewards are random, actions are checked.
 
     Episodes of `length` steps end alternately by termination and by truncation.
 
@@ -153,7 +153,7 @@ class RandomEnv(gym.Env):
         return self.observation_space.sample(), {}
 
     def step(self, action: Structure) -> tuple[Any, float, bool, bool, dict]:
-        """Checks the action and draws what comes next."""
+        """Checks the action and draws the next observation and reward."""
         if not self.action_space.contains(action):
             raise EnvError(f"The action {action!r} is not in {self.action_space}.")
         self._now += 1

@@ -1,4 +1,4 @@
-"""Checks of learning: weights move, stay finite, and move the same way every time."""
+"""Checks of learning: weights change, stay finite, and change the same way every time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def learning(subject: Subject) -> str:
     for name, array in {**after, **numbers}.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise _not_finite(f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}")
-    advice = "Let nothing but the state and the batch decide an update: seed what is random."
+    advice = "Let only the state and the batch decide an update: seed all random numbers."
     expected = "two policies in one state to learn the same from one batch"
     all_same(arrays_in(twin.get_weights()), after, expected, advice)
     if subject.is_tf and policy.num_grad_updates != updates + 1:
@@ -55,13 +55,13 @@ def _not_finite(found: str) -> Broken:
     return Broken(
         "weights and statistics to stay finite",
         found,
-        "Look for a logarithm of 0, a division by 0 or an exponential of something large in the "
+        "Look for a logarithm of 0, a division by 0 or an exponential of a large number in the "
         "loss; lower lr or set grad_clip.",
     )
 
 
 def gradients(subject: Subject) -> str:
-    """`compute_gradients` gives a finite gradient per trainable variable and changes nothing."""
+    """`compute_gradients` returns a finite gradient per trainable variable and changes nothing."""
     subject.needs_tf("compute_gradients needs a Keras model")
     subject.needs_learning()
     policy = subject.twin()
@@ -83,9 +83,9 @@ def gradients(subject: Subject) -> str:
 
 
 def learner(subject: Subject) -> str:
-    """The learner computes for each row of a batch what acting computed when it was sampled.
+    """The learner computes the same for each row of a batch as acting did when it was sampled.
 
-    A noisy network acts with its mean weights for that.
+    A noisy network acts with its mean weights here.
     """
     subject.needs_tf("a learner's view of a batch needs a Keras model")
     subject.needs_learning()
@@ -107,7 +107,7 @@ def learner(subject: Subject) -> str:
         if program.has_values and "vf_preds" in batch:
             ours["vf_preds"] = view.value_function()
     valid = rows[LOSS_MASK].numpy() > 0
-    expected = "the learner to compute what acting computed for the same rows"
+    expected = "the learner to compute the same as acting for the same rows"
     advice = (
         "Rebuild each row's inputs in the batch as acting had them: memory at the beginning of "
         "each sequence, previous actions and rewards, masks, filters."

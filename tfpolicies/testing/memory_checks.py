@@ -1,4 +1,4 @@
-"""Checks of policies with a memory: by hand, by a `Session` and in sequences it is the same."""
+"""Checks of recurrent policies: manual state, a `Session` and whole sequences agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = 6
 
 
 def memory(subject: Subject) -> str:
-    """Memory carried by hand, a `PolicySession` and whole sequences agree; reset forgets."""
+    """State passed manually, a `PolicySession` and whole sequences agree; reset clears it."""
     if not subject.ports.is_recurrent:
         raise NotApplicable("the policy has no memory")
     policy, rng = subject.twin(), subject.rng()
@@ -28,7 +28,7 @@ def memory(subject: Subject) -> str:
     steps = [subject.inputs(count, rng)[: len(ports.obs)] for _ in range(_STEPS)]
     by_hand, seen = _carried(subject, policy, steps, count)
     advice = (
-        "Let `compute_actions` read `state_batches` and nothing else that it keeps, return the "
+        "Let `compute_actions` read `state_batches` and no other stored state, return the "
         "memory after the step, and start from `get_initial_state()`."
     )
     session = policy.session(count)
@@ -39,7 +39,7 @@ def memory(subject: Subject) -> str:
             own = [by_hand[t][leaf.name("actions")] for leaf in subject.leaves]
             wanted = subject.by_leaf(env_actions(policy, own))
             wanted |= {name: x for name, x in by_hand[t].items() if name.startswith("state_out_")}
-            expected = f"{attempt} to act as memory that is carried by hand does, at step {t}"
+            expected = f"{attempt} to act like manually passed state, at step {t}"
             all_same(ours, wanted, expected, advice)
         session.reset()
     _check_reset(policy, session, steps[0])
@@ -48,7 +48,7 @@ def memory(subject: Subject) -> str:
         raise Broken(
             f"the memory to change within {_STEPS} random observations",
             "the same memory after every step",
-            "Return the new memory as `state_outs`, not the one that was given.",
+            "Return the new memory as `state_outs`, not the input.",
         )
     worst = _check_sequence(subject, policy, steps, seen, by_hand) if subject.is_tf else 0.0
     return f"largest difference {worst:.1e}"
@@ -60,25 +60,20 @@ def _states_of(session: PolicySession) -> dict[str, np.ndarray]:
 
 
 def _check_reset(policy: Policy, session: PolicySession, obs: list[np.ndarray]) -> None:
-    """Checks that a reset of one environment leaves the others alone."""
     session.act(nest(policy.observation_space, obs), explore=False)
     before = _states_of(session)
     session.reset([1])
     wanted = {name: x.copy() for name, x in before.items()}
     for i, start in enumerate(policy.get_initial_state()):
         wanted[f"state_out_{i}"][1] = start
-    expected = "Session.reset([1]) to start the memory of environment 1 anew, and no other"
+    expected = "Session.reset([1]) to reset the memory of environment 1, and no other"
     all_same(_states_of(session), wanted, expected, "Override `session` only to add to it.")
 
 
 def _carried(
     subject: Subject, policy: Policy, steps: list[list[np.ndarray]], count: int
 ) -> tuple[list[dict[str, np.ndarray]], list[list[np.ndarray]]]:
-    """Acts greedily step by step with memory and views carried by hand.
-
-    Returns:
-        What acting gave in each step, and the views that it read; no step earns anything.
-    """
+    """Acts greedily with manually passed state, without rewards; returns results and views read."""
     ports = subject.ports
     found: list[dict[str, np.ndarray]] = []
     read: list[list[np.ndarray]] = []
@@ -112,7 +107,6 @@ def _check_sequence(
     seen: list[list[np.ndarray]],
     by_hand: list[dict[str, np.ndarray]],
 ) -> float:
-    """Compares what the model makes of whole sequences with the single steps."""
     program, ports, count = policy.program, subject.ports, len(steps[0][0])
     rows = [[*obs, *views] for obs, views in zip(steps, seen, strict=True)]
     stacked = [np.stack(parts, axis=1) for parts in zip(*rows, strict=True)]
@@ -132,6 +126,6 @@ def _check_sequence(
     ours = {"action_dist_inputs": out.dist_inputs.numpy().reshape(wanted.shape)}
     ours |= {f"state_out_{i}": x.numpy() for i, x in enumerate(out.states)}
     last = {f"state_out_{i}": by_hand[-1][f"state_out_{i}"] for i in range(len(out.states))}
-    expected = f"{len(steps)} single steps to give what one sequence of them gives"
+    expected = f"{len(steps)} single steps to give the same as one sequence of them"
     advice = "Let the model start a sequence from `state_in_*`, and step through it in order."
     return all_same(ours, {"action_dist_inputs": wanted, **last}, expected, advice)

@@ -1,4 +1,4 @@
-"""What `check_policy` found: one result per check, and how a check says that it fails."""
+"""Results of `check_policy`: one per check, and exceptions by which a check ends."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class CheckReport(NamedTuple):
         return "\n".join([f"check_policy: {self.policy}", *map(str, self.results)])
 
     def raise_failures(self) -> None:
-        """Raises one error that lists all failures; does nothing where there are none.
+        """Raises one error that lists all failures; does nothing if there are none.
 
         Raises:
-            PolicyCheckError: naming each check, what it expected, what it saw and what to do.
+            PolicyCheckError: naming each check, expected and actual values, and the next step.
         """
         if self.failures:
             count, of = len(self.failures), len(self.results)
@@ -56,11 +56,11 @@ class CheckReport(NamedTuple):
 
 
 class Broken(Exception):
-    """Ends a check: the policy breaks the contract.
+    """Ends a check: the policy violates the policy API.
 
     Args:
-        expected: what the contract asks for.
-        got: the values that were seen.
+        expected: the requirement.
+        got: the actual values.
         advice: the next step.
     """
 
@@ -69,4 +69,4 @@ class Broken(Exception):
 
 
 class NotApplicable(Exception):
-    """Ends a check: it makes no sense for this policy; the message is the reason."""
+    """Ends a check that does not apply to this policy; the message is the reason."""

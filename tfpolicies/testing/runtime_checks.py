@@ -1,4 +1,4 @@
-"""Checks across runtimes: traced functions, ONNX Runtime, graph mode and exports agree."""
+"""Checks that all runtimes agree: traced functions, ONNX Runtime, graph mode and exports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEPS = 5
 
 
 def traces(subject: Subject) -> str:
-    """Other batch sizes, other policies of the kind and other numbers trace nothing anew."""
+    """Other batch sizes, policies with the same program and other numbers cause no new trace."""
     subject.needs_tf("traces are counted by a Program")
     policy = subject.twin()
     if not policy.config["eager_tracing"]:
@@ -59,14 +59,14 @@ def _use_all(subject: Subject, policy: Policy, rows: int) -> None:
 
 
 def runtimes(subject: Subject) -> str:
-    """ONNX Runtime and graph mode give what the traced functions give, from the same noise."""
+    """ONNX Runtime and graph mode give the results of the traced functions, from the same noise."""
     subject.needs_tf("runtimes run a Program")
     policy, rng = subject.twin(), subject.rng()
     program, explorer = policy.program, policy.program.spec.explorer
     notes = []
     advice = (
-        "Use operations that convert exactly (see docs/models.md); or set inference='tf' where "
-        "only acting through TensorFlow will do."
+        "Use operations that convert exactly (see docs/models.md); or set inference='tf' if "
+        "the policy can act only through TensorFlow."
     )
     name = policy.config["inference"]
     if name == "tf":
@@ -85,7 +85,7 @@ def runtimes(subject: Subject) -> str:
                 acted = runner.run(policy.driver.state, inputs, noise, params)
                 arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
                 found.append(dict(zip(names, arrays, strict=True)))
-            expected = f"{what} to act as TensorFlow does on {rows} rows"
+            expected = f"{what} to act like TensorFlow on {rows} rows"
             worst = max(worst, all_same(found[0], found[1], expected, advice))
         notes.append(f"{name}: {worst:.1e}")
     graph = graph_twin(policy)
@@ -106,9 +106,9 @@ def _actor(program: Program, name: str) -> Any:
 
 
 def graph_twin(policy: Policy) -> Any:
-    """Returns the graph-mode policy in the same state, or None if the class has no such twin.
+    """Returns a graph-mode policy in the same state, or None if there is no such class.
 
-    The twin of `XTF2Policy` is the class `XTF1Policy` of the same module.
+    The graph-mode version of `XTF2Policy` is the class `XTF1Policy` of the same module.
     """
     cls, state = type(policy), policy.get_state()
     name = cls.__name__.replace("TF2Policy", "TF1Policy")
@@ -125,11 +125,11 @@ def _compare_twins(subject: Subject, policy: Policy, twin: Policy) -> float:
     """Lets both act and learn from the same state; returns the largest difference."""
     inputs, worst = subject.inputs(ROWS, subject.rng()), 0.0
     policy.set_state(twin.get_state())
-    advice = "Give both classes one implementation; they may differ in their runtime alone."
+    advice = "Give both classes one implementation; they may differ only in their runtime."
     for when in ("at once", "after an update"):
         for explore in (False, True):
             ours, wanted = (subject.acted(each, inputs, explore) for each in (twin, policy))
-            expected = f"{type(twin).__name__} to act as {type(policy).__name__} does {when}"
+            expected = f"{type(twin).__name__} to act like {type(policy).__name__} {when}"
             worst = max(worst, all_same(ours, wanted, expected, advice, tolerance=1e-4))
         if when == "at once" and subject.learns:
             for each in (policy, twin):
@@ -152,7 +152,7 @@ def exports(subject: Subject) -> str:
 
 
 def _check_player(subject: Subject, policy: Policy, path: Path) -> None:
-    """Plays an episode-like sequence by the exported player and by a `Session`."""
+    """Runs an episode-like sequence with the exported player and with a `Session`."""
     from tfpolicies.export.player import OnnxPolicy
 
     player, session, rng = OnnxPolicy(path), policy.session(3), subject.rng()
@@ -162,6 +162,6 @@ def _check_player(subject: Subject, policy: Policy, path: Path) -> None:
         obs = nest(policy.observation_space, inputs)
         acted = player.act(obs, reward), session.act(obs, reward, explore=False)
         ours, wanted = (subject.by_leaf(each) for each in acted)
-        expected = "the exported player to act as the policy's Session does"
+        expected = "the exported player to act like the policy's Session"
         all_same(ours, wanted, expected, "Report it: the export passed its own verification.")
         reward = rng.standard_normal(3).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Checks of what a policy owns: no aliasing, and round trips through states and checkpoints."""
+"""Checks of a policy's state: no aliasing, and round trips through states and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
 
 
 def aliasing(subject: Subject) -> str:
-    """Arrays that went in or came out can be overwritten without any effect on the policy."""
+    """Overwriting arrays that were passed in or returned has no effect on the policy."""
     policy, rng = subject.twin(), subject.rng()
     inputs, others = subject.inputs(ROWS, rng), subject.inputs(ROWS, rng)
     given = copy.deepcopy(inputs)
     named = subject.acted(policy, inputs, explore=False)
     wanted = copy.deepcopy(named)
     subject.act(policy, others, explore=True)
-    _unchanged(named, wanted, "what compute_actions returned to stay as it is at the next call")
+    _unchanged(named, wanted, "the results of compute_actions not to change at the next call")
     shown = dict(zip(map(str, subject.ports.all), inputs, strict=True))
     kept = dict(zip(map(str, subject.ports.all), given, strict=True))
-    _unchanged(shown, kept, "compute_actions to leave its arguments alone")
+    _unchanged(shown, kept, "compute_actions not to change its arguments")
 
     def acts_as_before(what: str) -> None:
         again = subject.acted(policy, given, explore=False)
@@ -47,7 +47,7 @@ def aliasing(subject: Subject) -> str:
     first = subject.by_leaf(session.act(seen[0]))
     kept = copy.deepcopy(first)
     session.act(seen[1])
-    _unchanged(first, kept, "what a session's act returned to stay as it is at the next call")
+    _unchanged(first, kept, "the results of a session's act not to change at the next call")
     for getter, setter in (("get_weights", "set_weights"), ("get_state", "set_state")):
         taken = getattr(policy, getter)()
         before = copy.deepcopy(taken)
@@ -56,7 +56,7 @@ def aliasing(subject: Subject) -> str:
         _unchanged(now, arrays_in(before), f"{getter} to return copies")
         passed = copy.deepcopy(before)
         getattr(policy, setter)(passed)
-        _unchanged(arrays_in(passed), arrays_in(before), f"{setter} to leave its argument alone")
+        _unchanged(arrays_in(passed), arrays_in(before), f"{setter} not to change its argument")
         _scribble(arrays_in(passed))
         now = arrays_in(getattr(policy, getter)())
         _unchanged(now, arrays_in(before), f"{setter} to copy its argument")
@@ -66,7 +66,7 @@ def aliasing(subject: Subject) -> str:
         before = copy.deepcopy(arrays_in(dict(batch)))
         policy.learn_on_batch(batch)
         now = arrays_in(dict(batch))
-        _unchanged(now, before, "learn_on_batch to leave the columns of its batch alone")
+        _unchanged(now, before, "learn_on_batch not to change the columns of its batch")
     return ""
 
 
@@ -82,7 +82,7 @@ def _scribble(arrays: dict[str, np.ndarray]) -> None:
 
 
 def state(subject: Subject) -> str:
-    """`get_state` and `set_state` carry everything: a twin acts and learns as the original does."""
+    """`get_state` and `set_state` transfer everything: a copy acts and learns like the original."""
     policy = subject.twin()
     _move_on(subject, policy)
     taken = policy.get_state()
@@ -97,13 +97,13 @@ def state(subject: Subject) -> str:
     twin.set_weights(policy.get_weights())
     expected = "set_weights(get_weights()) to change nothing"
     all_same(arrays_in(twin.get_weights()), weights, expected, advice, tolerance=0.0)
-    twin.set_state(copy.deepcopy(taken))  # target networks may follow new weights
-    _go_on_alike(subject, policy, twin, "a policy that took over the state", advice)
+    twin.set_state(copy.deepcopy(taken))  # set_weights may have changed target networks
+    _go_on_alike(subject, policy, twin, "a policy with a copy of the state", advice)
     return f"{len(arrays_in(taken))} entries"
 
 
 def checkpoint(subject: Subject) -> str:
-    """A policy that was saved and loaded acts and learns as if it had never been away."""
+    """A policy that was saved and loaded acts and learns like the original."""
     policy = subject.twin()
     _move_on(subject, policy)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,8 +111,9 @@ def checkpoint(subject: Subject) -> str:
         policy.export_checkpoint(str(path))
         loaded = type(policy).from_checkpoint(str(path), config=_not_stored(policy.config))
     advice = (
-        "Let `get_state` return all that a checkpoint must hold; what a file cannot hold, such as "
-        "a model's own class, must be importable or given to from_checkpoint(path, config=...)."
+        "Let `get_state` return all that a checkpoint must hold; objects that a file cannot hold, "
+        "such as a custom model class, must be importable or passed to "
+        "from_checkpoint(path, config=...)."
     )
     expected = "from_checkpoint to restore what export_checkpoint saved"
     _equal_states(loaded, policy.get_state(), expected, advice)
@@ -121,7 +122,7 @@ def checkpoint(subject: Subject) -> str:
 
 
 def _not_stored(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that a file may not hold: models, and what has functions or classes."""
+    """Returns the settings that a file may not hold: models, and those with code."""
     given = config.get("model") or {}
     names = ("custom_model", "custom_action_dist")
     model = {name: given[name] for name in names if given.get(name) is not None}
@@ -134,7 +135,7 @@ def _has_code(value: Setting) -> bool:
 
 
 def _move_on(subject: Subject, policy: Policy) -> None:
-    """Brings a policy into a state that no new policy has."""
+    """Brings a policy into a state that differs from that of any new policy."""
     subject.act(policy, subject.inputs(ROWS, subject.rng()), explore=True)
     if subject.learns:
         policy.learn_on_batch(random_batch(policy, subject.rows, seed=subject.seed))
@@ -146,12 +147,11 @@ def _equal_states(policy: Policy, wanted: Mapping[str, Any], expected: str, advi
 
 
 def _go_on_alike(subject: Subject, policy: Policy, twin: Policy, who: str, advice: str) -> None:
-    """Lets both act and learn once more and compares them."""
     inputs = subject.inputs(ROWS, subject.rng())
 
     def compare(when: str) -> None:
         wanted, ours = (subject.acted(each, inputs, explore=True) for each in (policy, twin))
-        all_same(ours, wanted, f"{who} to explore as the original {when}", advice)
+        all_same(ours, wanted, f"{who} to explore like the original {when}", advice)
 
     compare("at once")
     if subject.learns:
@@ -162,11 +162,11 @@ def _go_on_alike(subject: Subject, policy: Policy, twin: Policy, who: str, advic
 
 
 def untouched(subject: Subject) -> str:
-    """All checks left the policy as it was: weights, optimizer, generator and counters."""
+    """No check changed the policy: weights, optimizer, generator and counters are the same."""
     now = arrays_in(subject.original.get_state())
     expected = "a policy to change only when it acts or learns itself"
     advice = (
-        "Something of this policy is shared with its twins: keep nothing mutable on the class or "
+        "This policy shares something with its copies: keep nothing mutable on the class or "
         "in a module."
     )
     all_same(now, arrays_in(subject.state), expected, advice, tolerance=0.0)

@@ -1,4 +1,4 @@
-"""A policy under test: twins of it to try things on, and inputs to try them with."""
+"""The policy under test: copies of it, and inputs for them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ ROWS = 12  # of most batches that checks act on
 
 
 class Subject:
-    """The policy that is checked; checks act and learn on its twins only.
+    """The policy under test; checks act and learn only on its copies.
 
     Args:
-        policy: whose contract is checked; it is never touched.
+        policy: the policy to check; it is never changed.
         rows: of training batches.
         seed: of all random inputs.
-        exports: whether artefacts may be written and run.
+        exports: whether exports may be written and run.
 
     Attributes:
-        original: the policy; checks do not touch it.
-        state: what `policy.get_state()` gave, as a copy of our own.
+        original: the policy.
+        state: a copy of `policy.get_state()`.
         ports: the inputs of acting.
         leaves: the leaves of the action space.
     """
@@ -56,9 +56,9 @@ class Subject:
         self.ports = ports_of(policy)
 
     def twin(self) -> Any:
-        """Returns another policy in the state that the checked one was given in.
+        """Returns a copy of the checked policy, in its initial state.
 
-        A `TFPolicy` is made by `from_state`; a hand-written one is copied, which a class can refine
+        A `TFPolicy` is made by `from_state`; a custom policy is copied, which a class can refine
         by `__deepcopy__`.
         """
         return self.original.driver.make_copy(copy.deepcopy(self.state))
@@ -75,7 +75,7 @@ class Subject:
         return with_masks(self.ports, found, random_masks(self.ports, self.leaves, rows, rng))
 
     def acted(self, policy: Policy, inputs: Sequence[np.ndarray], explore: bool) -> dict[str, Any]:
-        """Returns everything that acting on one array per port gives, as arrays by name."""
+        """Acts on one array per port; returns all results as arrays by name."""
         return self.flat(self.act(policy, inputs, explore))
 
     def act(self, policy: Policy, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
@@ -84,7 +84,7 @@ class Subject:
         return ActionBatch(*policy.compute_actions(**given, explore=explore))
 
     def arguments(self, policy: Policy, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Returns one array per port as the arguments of `compute_actions` and its like."""
+        """Returns one array per port as keyword arguments of `compute_actions`."""
         ports = self.ports
         obs, seen, states = ports.split(inputs)
         arrays = iter(seen)
@@ -98,7 +98,7 @@ class Subject:
         return {**given, "views": views} if views else given
 
     def flat(self, acted: ActionBatch, *, convert: bool = True) -> dict[str, np.ndarray]:
-        """Returns everything that acting gave as arrays by name, in the dtypes of the space."""
+        """Returns all results of acting as arrays by name, in the dtypes of the space."""
         if convert:
             arrays = batch_leaves(self.leaves, acted.actions, "actions")
             named = {leaf.name("actions"): x for leaf, x in zip(self.leaves, arrays, strict=True)}
@@ -108,18 +108,18 @@ class Subject:
         return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
 
     def by_leaf(self, actions: Structure) -> dict[str, np.ndarray]:
-        """Returns the leaves of nested actions by name, in the dtypes that they have."""
+        """Returns the leaves of nested actions by name, without converting their dtypes."""
         leaves = self.leaves
         return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
 
     def needs_tf(self, what: str) -> None:
-        """Ends a check that only policies with a Program can be held to."""
+        """Ends a check that applies only to policies with a Program."""
         if not self.is_tf:
-            raise NotApplicable(f"{what}, and a hand-written policy has none")
+            raise NotApplicable(f"{what}, and a custom policy has none")
 
     @property
     def learns(self) -> bool:
-        """Whether the policy's class says how it learns."""
+        """True if the policy's class implements learning."""
         return self.original.driver.learning.learns
 
     def needs_learning(self) -> None:
@@ -129,7 +129,7 @@ class Subject:
 
 
 def ports_of(policy: Policy) -> InputPorts:
-    """Returns the inputs of acting of any policy, hand-written or not."""
+    """Returns the inputs of acting of any policy."""
     return InputPorts(
         policy.observation_space,
         tuple(policy.driver.acting.views),
@@ -138,7 +138,7 @@ def ports_of(policy: Policy) -> InputPorts:
 
 
 def env_actions(policy: Policy, own: Sequence[np.ndarray]) -> Any:
-    """Returns a nested batch of what `env_action` makes of each row of a policy's own actions."""
+    """Maps a policy's actions to a nested batch of environment actions, by `env_action`."""
     batch = nest(policy.action_space, own)
     rows = [leaves_of(policy.env_action(row)) for row in unbatched(batch)]
     return nest(policy.action_space, [np.stack(parts) for parts in zip(*rows, strict=True)])
@@ -152,10 +152,10 @@ def leaves_of(value: Structure) -> list[np.ndarray]:
 def random_masks(
     ports: InputPorts, leaves: Sequence[Leaf], rows: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draws masks `[rows, choices]` that leave something to choose everywhere.
+    """Draws masks `[rows, choices]` that allow at least one choice in each cell.
 
-    About a third of the choices are forbidden; in every fourth row a single one is allowed in each
-    cell, and in the row after it every one.
+    About a third of the choices are forbidden; in every fourth row only one is allowed in each
+    cell, and in the next row every one.
     """
     if not any(ports.is_mask):
         return np.ones((rows, 0), bool)
@@ -172,7 +172,7 @@ def random_masks(
 def with_masks(
     ports: InputPorts, inputs: Sequence[np.ndarray], mask: np.ndarray
 ) -> list[np.ndarray]:
-    """Returns inputs `[..., *shape]` with other masks, given as one array `[rows, choices]`."""
+    """Returns inputs `[..., *shape]` with masks replaced by those in `mask`, `[rows, choices]`."""
     found, start = list(inputs), 0
     for i, (port, is_mask) in enumerate(zip(ports.obs, ports.is_mask, strict=True)):
         if is_mask:
@@ -183,7 +183,7 @@ def with_masks(
 
 
 def choices(leaves: Sequence[Leaf]) -> Iterator[int]:
-    """Yields how many choices a mask has for each cell of an action space; a bit counts as one."""
+    """Yields the number of a mask's choices for each cell of an action space; 1 for a bit."""
     for leaf in leaves:
         if isinstance(leaf.space, spaces.MultiBinary):
             yield from [1] * int(np.prod(leaf.shape))
@@ -196,7 +196,7 @@ def require_finite(arrays: Mapping[str, np.ndarray], expected: str, advice: str)
 
     Args:
         arrays: by name.
-        expected: what the contract asks for, with "{name}" for the name.
+        expected: the requirement, with "{name}" for the name.
         advice: the next step.
 
     Raises:
@@ -219,9 +219,9 @@ def all_same(
     """Compares arrays by name, relative to `max(1, |x|)` of each column.
 
     Args:
-        ours: what the policy gives.
-        wanted: what it should give.
-        expected: what the contract asks for.
+        ours: the policy's results.
+        wanted: the correct results.
+        expected: the requirement, for the message.
         advice: the next step.
         tolerance: the largest difference of real numbers.
 
@@ -229,7 +229,7 @@ def all_same(
         The largest difference.
 
     Raises:
-        Broken: if names or arrays differ, naming the place.
+        Broken: if names or arrays differ, naming the location.
     """
 
     def refuse(got: str) -> Broken:
@@ -254,7 +254,7 @@ def _difference(
     if ours.dtype.kind not in "fc":
         error, allowed = (ours != wanted).astype(float), 0.0
     else:
-        equal = ours == wanted  # infinities, and the numbers that a mask writes, included
+        equal = ours == wanted  # also infinities, and masked logits
         with np.errstate(invalid="ignore", over="ignore"):
             size = np.where(np.isfinite(wanted) & (np.abs(wanted) < 1e30), np.abs(wanted), 0.0)
             scale = np.maximum(1.0, size.max(axis=0, initial=0.0))
