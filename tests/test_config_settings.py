@@ -284,7 +284,7 @@ def test_rendering_is_taken_and_a_line_says_that_it_shows_nothing(caplog):
     config.environment(render_env=True).environment(render_env=False)
     assert config.environment().render_env is False
     assert {record.getMessage() for record in caplog.records} == {
-        "render_env=True shows nothing: make the environment with env_config={'render_mode': ...}."
+        "render_env=True has no effect: make the environment with env_config={'render_mode': ...}."
     }
 
 

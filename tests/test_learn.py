@@ -276,7 +276,7 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
     with pytest.raises(UsageError, match=r"gamma .*, grad_clip .*, lr .* and 1 more. Give another"):
         build(**others).learn(BATCH, run_dir=run_dir, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"is no run folder, but holds \['notes.txt', 'run'\]"):
+    with pytest.raises(UsageError, match=r"is not a run folder, but holds \['notes.txt', 'run'\]"):
         build().learn(BATCH, run_dir=tmp_path, progress=False)
     with RunFolder.open(run_dir).hold(), pytest.raises(FolderInUseError):
         build().learn(BATCH, run_dir=run_dir, progress=False)

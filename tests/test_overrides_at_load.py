@@ -84,7 +84,7 @@ def test_an_algorithm_of_other_numbers_keeps_them(way, saved, caplog):
     if way == "restore":
         algorithm.restore(saved)
         lines = [x.getMessage() for x in caplog.records if "not those of" in x.getMessage()]
-        assert lines == ["PPO: gamma, lr of the config hold, not those of the checkpoint."]
+        assert lines == ["PPO: gamma, lr come from the config, not from the checkpoint."]
     else:
         other = Algorithm.from_checkpoint(saved)
         state = other.__getstate__()
