@@ -357,7 +357,7 @@ def test_env_runners_take_what_moved_there_later():
 def test_failures_are_still_taken_by_rollouts_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         config = PPOConfig().rollouts(recreate_failed_workers=True, num_envs_per_worker=2)
-    assert "recreate_failed_workers: a setting of `fault_tolerance()` now" in caplog.text
+    assert "recreate_failed_workers: now a setting of `fault_tolerance()`" in caplog.text
     expected = PPOConfig().fault_tolerance(recreate_failed_workers=True)
     assert config == expected.rollouts(num_envs_per_worker=2)
     later = PPOConfig().fault_tolerance(
