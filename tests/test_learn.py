@@ -239,7 +239,7 @@ def test_a_script_that_is_run_again_goes_on_with_its_run(
     build(new_episodes_at_checkpoint=True).learn(2 * BATCH, run_dir=run_dir, progress=False)
     again = build(new_episodes_at_checkpoint=True)
     learned = again.learn(4 * BATCH, run_dir=run_dir)
-    assert f"Training goes on in {run_dir} after iteration 2.\n" in capsys.readouterr().out
+    assert f"Training resumes in {run_dir} after iteration 2.\n" in capsys.readouterr().out
     assert learned.result["training_iteration"] == 4
     assert iterations(run_dir) == [1, 2, 3, 4]
     assert_equal(again.get_policy().get_weights(), weights_of(run_dir / "checkpoints" / "latest"))

@@ -334,7 +334,6 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         return result
 
     def _report(self, result: dict[str, Any]) -> None:
-        """Passes the result of an iteration to callbacks and to the curriculum."""
         on_train_result: Callable[..., Any] = self.callbacks.on_train_result
         if on_train_result(algorithm=self, result=result) is False and not self._warned_of_false:
             self._warned_of_false = True
@@ -462,7 +461,6 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         return learner
 
     def _diagnose(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
-        """Runs the health checks on the result of an iteration."""
         episodes, policies = [*self._results.episodes], self.worker.policy_map
         num_envs = self.workers.num_envs() * max(1, self.config.num_rollout_workers)
         self._diagnosis.look(

@@ -182,17 +182,7 @@ def record_of(algorithm: HostAlgorithm, policy_states: States | None = None) -> 
 def _export_models(
     algorithm: HostAlgorithm, record: AlgorithmRecord, folder: Path, states: States
 ) -> None:
-    """Writes a SavedModel of each policy of a checkpoint that has a Keras model.
-
-    Args:
-        algorithm: the algorithm of the checkpoint.
-        record: the content of the checkpoint.
-        folder: of the checkpoint.
-        states: by policy id, states to use instead of the current ones.
-
-    Raises:
-        ExportError: if one cannot be written.
-    """
+    """Writes a SavedModel of each policy with a Keras model; `states` replace current ones."""
     for policy_id in record.policies:
         policy: Any = algorithm.worker.policy_map[policy_id]
         if policy_id in states:
@@ -567,7 +557,6 @@ class StoredAlgorithm:
         return found
 
     def _built(self, kind: type) -> Any:
-        """Builds a new algorithm from the stored config, with the stored policies."""
         config = self._config(kind)
         if config.is_multi_agent():  # else added policies are added again when restoring
             trained = self.roles().policies_to_train
@@ -770,13 +759,11 @@ def with_configured_numbers(worker: RolloutWorker, state: Any) -> Any:
 
 
 def _replaced(stored: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
-    """Returns the names of hyperparameters that differ between two states."""
     before, now = (x.get("hyperparameters") or {} for x in (stored, state))
     return [name for name, value in now.items() if before.get(name) != value]
 
 
 def _alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """Returns the names that have equal values in both."""
     return [name for name, value in own.items() if name in stored and stored[name] == value]
 
 

@@ -427,7 +427,6 @@ def _check_value_errors(trained: Trained) -> str | None:
 
 
 def _get_rates(trained: Trained) -> str:
-    """Formats the learning rates of a policy."""
     rates = trained.learning_rates().items()
     return " and ".join(f"{name} (now {rate:.2g})" for name, rate in rates) or "lr"
 
@@ -450,7 +449,6 @@ def _get_largest_entropy(action_space: gym.Space) -> tuple[float, int]:
 
 
 def _entropy_of(deviation: float) -> float:
-    """Returns the entropy of a normal distribution with a standard deviation."""
     return 0.5 * math.log(2 * math.pi * math.e) + math.log(deviation)
 
 

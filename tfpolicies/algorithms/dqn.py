@@ -267,11 +267,7 @@ def _compared(
 
 
 def _require_noisy(config: Mapping[str, Any]) -> None:
-    """Checks that a policy with these settings can have noisy layers.
-
-    Raises:
-        ConfigError: if another setting contradicts it.
-    """
+    """Raises a `ConfigError` if other settings exclude noisy layers."""
     if config["model"].get("custom_model") is not None:
         raise ConfigError(
             "noisy=True needs the network that DQN builds, and model['custom_model'] replaces it. "

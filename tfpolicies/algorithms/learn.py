@@ -130,11 +130,7 @@ def learn(
 
 
 def _checked(goals: Goals, algorithm: HostAlgorithm) -> Goals:
-    """Validates the goals and adds a title.
-
-    Raises:
-        UsageError: if one of their numbers is invalid.
-    """
+    """Validates training options and adds a title; raises `UsageError` for invalid numbers."""
     name = env_name(algorithm.config.env)
     if goals.until is not None and as_number(goals.until) is None:
         raise UsageError(f"until must be a number or None, got {goals.until!r}.")
@@ -259,7 +255,6 @@ def _as_kept_now(algorithm: HostAlgorithm, name: str, stored: Mapping[str, Any])
 
 
 def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the settings of a config as stored in a checkpoint."""
     settings = encode_config(config.to_dict())["settings"]
     return json.loads(json.dumps(settings))
 

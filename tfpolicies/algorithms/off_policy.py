@@ -325,12 +325,7 @@ class OffPolicyAlgorithm(Algorithm):
         return due
 
     def _follows(self, updates: int, began: int) -> tuple[np.ndarray, int]:
-        """Returns a mask of the updates followed by a target update, and the step of the last one.
-
-        Args:
-            updates: number of updates of the training step.
-            began: the environment steps before it.
-        """
+        """Returns a mask of updates followed by a target update, and the step of the last one."""
         freq, now = self.config.target_network_update_freq, self.counters["num_env_steps_sampled"]
         last = self.counters["last_target_update_ts"]
         follows = np.zeros(updates, bool)

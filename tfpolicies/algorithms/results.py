@@ -81,12 +81,10 @@ class Results:
         )
 
     def _steps_of_iteration(self) -> tuple[int, int]:
-        """Returns the sampled and the trained steps."""
         unit = self.unit
         return self._counted(f"num_{unit}_sampled"), self._counted(f"num_{unit}_trained")
 
     def _counted(self, name: str) -> int:
-        """Returns the increase of a counter in the current iteration."""
         return self.counters[name] - self._before[name]
 
     def result(

@@ -182,7 +182,6 @@ class RunRecords:
             logger.warning("There is no video of iteration %d: %s", iteration, error)
 
     def _states(self) -> dict[str, dict[str, Any]]:
-        """Returns the states of the trained policies, by id."""
         worker = self._algorithm.worker
         return {pid: worker.policy_map[pid].get_state() for pid in worker.get_policies_to_train()}
 

@@ -200,7 +200,6 @@ def _actions(dist_class: ActionDistribution, model: ModelView, obs: TensorStruct
 
 
 def _settings(static: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Returns the `model` settings of "actor" or "critic"."""
     settings = static["model"]
     return {
         **settings,

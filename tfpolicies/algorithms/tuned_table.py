@@ -72,7 +72,6 @@ def _epsilon(steps: int, final: float) -> Settings:
 
 
 def _starts(steps: int) -> Settings:
-    """Returns the setting for the step at which learning starts."""
     return {"num_steps_sampled_before_learning_starts": steps}
 
 
@@ -90,17 +89,7 @@ def _add(
     *parts: Settings,
     notes: Sequence[str] = (),
 ) -> None:
-    """Adds an entry of the Zoo.
-
-    Args:
-        algo: the algorithm's name.
-        base: settings that the parts override.
-        env: the environment's name; `|` separates several version suffixes.
-        steps: see `Tuned`.
-        threshold: see `Tuned`.
-        *parts: settings; later ones override earlier ones.
-        notes: deviations from the Zoo, in addition to those of all entries of the algorithm.
-    """
+    """Adds an entry of the Zoo for an environment; `|` in its name separates version suffixes."""
     name, _, versions = env.partition("|")
     deviations = (*_ALL[algo], *notes)
     source = _ZOO.format(algo.lower())
@@ -146,7 +135,6 @@ _ppo = partial(_add, "PPO", _PPO)
 
 
 def _batch(envs: int, steps_each: int, **changes: object) -> Settings:
-    """Returns settings for a batch of some steps of each environment."""
     sizes = {"num_envs_per_worker": envs, "train_batch_size": envs * steps_each}
     return {**sizes, **{name.rstrip("_"): value for name, value in changes.items()}}
 
@@ -305,7 +293,6 @@ _dqn = partial(_add, "DQN", _DQN)
 
 
 def _updates(steps: int, updates: int, rows: int, **changes: object) -> Settings:
-    """Returns settings for some updates of some rows each after some steps."""
     each = {
         "rollout_fragment_length": steps,
         "train_batch_size": rows,

@@ -240,7 +240,6 @@ def _schedule(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Setting) -> Any:
-    """Converts NumPy numbers and tensors to Python numbers."""
     if value is None or isinstance(value, bool | int | str):
         return value
     return np.asarray(value).tolist()

@@ -116,7 +116,6 @@ def _policy_spec(policy_id: str, given: SpecGiven) -> PolicySpec:
 
 
 def _with_connector_states(here: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a policy's overrides with connectors as JSON states."""
     states = {
         name: connector_states(f"{here}.config[{name!r}]", kind, config[name])
         for name, kind in CONNECTORS.items()

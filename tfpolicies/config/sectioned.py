@@ -136,12 +136,7 @@ class SectionedConfig:
     def _put(
         self, given: Mapping[str, Mapping[str, Any]], searched: Mapping[str, Any] | None = None
     ) -> None:
-        """Applies validated settings, all of them or none.
-
-        Args:
-            given: values by section and name.
-            searched: search spaces by name.
-        """
+        """Applies validated values by section and name, and search spaces: all of them or none."""
         names = [*(name for part in given.values() for name in part), *(searched or ())]
         if not names:
             return
@@ -322,7 +317,6 @@ class SectionedConfig:
         return self._as_dict()
 
     def _as_dict(self, *without: str) -> dict[str, Any]:
-        """Returns the settings of all sections except the given ones."""
         names = self._layout.dict_names
         settings: dict[str, Any] = {
             names[name]: value if type(value) in PLAIN else in_dict(value)
@@ -443,7 +437,6 @@ def tell_if_resolved_anew(name: str, before: Setting, now: Setting) -> None:
 
 @functools.cache
 def _make_layout(kinds: tuple[tuple[str, type], ...]) -> _Layout:
-    """Returns the layout of configs with these section classes."""
     sections = {name: kind() for name, kind in kinds}
     homes = {name: home for home, section in sections.items() for name in vars(section)}
     names = ALIASES | {name: name for name in homes}

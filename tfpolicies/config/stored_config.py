@@ -133,7 +133,6 @@ def _laid_over(stored: Setting, given: Setting) -> Any:
 
 
 def _with_model(settings: Mapping[str, Any], **model: Setting) -> dict[str, Any]:
-    """Returns settings with updated model settings."""
     return {**settings, "model": {**settings["model"], **model}}
 
 

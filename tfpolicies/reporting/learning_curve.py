@@ -160,7 +160,6 @@ def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float |
 
 
 def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float) -> None:
-    """Marks the first row whose mean return reaches the target."""
     from matplotlib.patheffects import withStroke
 
     steps, means = _points(rows, "mean")

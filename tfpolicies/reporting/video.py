@@ -202,7 +202,6 @@ class _Mp4:
         self.close()
 
     def close(self) -> None:
-        """Closes the file; may be called again."""
         self._container.close()
 
 
@@ -249,7 +248,6 @@ class _Gif:
         self.close()
 
     def close(self) -> None:
-        """Closes the file; may be called again."""
         self._file.close()
 
 
