@@ -419,7 +419,7 @@ class StoredAlgorithm:
         for stored in self.policies().values():
             stored.require_finite(allow=allow)
 
-    # -- what a file cannot hold --------------------------------------------------------------
+    # -- objects that a file cannot hold ------------------------------------------------------
 
     @property
     def functions(self) -> MappingAndTrainable:

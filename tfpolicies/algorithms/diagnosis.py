@@ -96,7 +96,7 @@ class Sampled(NamedTuple):
         return int(self.result[f"num_{self.config.count_steps_by}_{name}_this_iter"])
 
     def has_improved(self) -> bool:
-        """Whether recent returns are higher than the first ones, by one standard deviation."""
+        """Returns whether recent returns exceed the first ones by one standard deviation."""
         if self.first_returns is None:
             return True
         mean = self.result.get("recent_returns", {}).get("mean", math.nan)

@@ -70,7 +70,7 @@ class Results:
         return str(self._config.count_steps_by)
 
     def has_done_enough(self) -> bool:
-        """Whether the iteration has its minimum steps and seconds, or the run ends."""
+        """Returns whether the iteration has its minimum steps and seconds, or the run ends."""
         if self.counters["num_env_steps_sampled"] >= self.ends_at:
             return True
         config, (sampled, trained) = self._config, self._steps_of_iteration()

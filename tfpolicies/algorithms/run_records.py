@@ -37,7 +37,7 @@ _SHARE_OF_RECORDS = 0.05  # maximum share of training time for slower snapshots
 
 @dataclass(frozen=True, kw_only=True)
 class Goals:
-    """When a training ends, and what it saves.
+    """Stop criteria and saving options of a training.
 
     Attributes:
         steps: environment steps at which it ends, including those before a restore.

@@ -31,7 +31,7 @@ class TrainingRun:
 
     Args:
         algorithm: the algorithm to train; the caller closes it.
-        goals: when training ends, and what is saved.
+        goals: stop criteria and saving options.
         records: writes the run folder; the caller closes it.
         console: shows progress; None for no output.
         followers: called with the algorithm and the result after each iteration; training ends if

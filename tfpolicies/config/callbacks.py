@@ -108,7 +108,7 @@ _BATCH_HOOKS = ("on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch
 
 
 def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
-    """Whether a subclass of `DefaultCallbacks` overrides the method `name`."""
+    """Returns whether a subclass of `DefaultCallbacks` overrides the method `name`."""
     return getattr(type(callbacks), name) is not getattr(DefaultCallbacks, name)
 
 
@@ -129,12 +129,12 @@ def warn_of_unknown_methods(callbacks: DefaultCallbacks) -> None:
 
 
 def follows_episodes(callbacks: DefaultCallbacks) -> bool:
-    """Whether a method for single episodes is overridden."""
+    """Returns whether a method for single episodes is overridden."""
     return any(overrides(callbacks, name) for name in _EPISODE_HOOKS)
 
 
 def gets_batches(callbacks: DefaultCallbacks) -> bool:
-    """Whether a method that gets sampled rows is overridden."""
+    """Returns whether a method that gets sampled rows is overridden."""
     return any(overrides(callbacks, name) for name in _BATCH_HOOKS)
 
 

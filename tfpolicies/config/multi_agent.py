@@ -167,7 +167,7 @@ def as_predicate(policies_to_train: Collection[str] | ToTrain) -> ToTrain:
 
 
 def is_surely_trained(policy_id: str, predicate: ToTrain) -> bool:
-    """Whether a policy is certain to be trained, whatever the batch."""
+    """Returns whether a policy is certain to be trained, whatever the batch."""
     return predicate is None or (isinstance(predicate, _AmongIds) and predicate(policy_id))
 
 

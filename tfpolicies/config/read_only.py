@@ -81,7 +81,7 @@ PLAIN = frozenset((type(None), bool, int, float, str, type))
 
 
 def is_same(value: Setting, present: Setting) -> bool:
-    """Whether two values are the same object, or equal plain ones of one type, also in dicts."""
+    """Returns whether two values are identical, or equal and plain, also within containers."""
     if value is present or type(value) is not type(present):
         return value is present
     if isinstance(value, dict) and isinstance(present, dict) and type(value) in _DICTS:
@@ -94,7 +94,7 @@ def is_same(value: Setting, present: Setting) -> bool:
 
 
 def is_equal(value: object, present: object) -> bool:
-    """Whether two settings are equal; False if undecidable, as for dicts with arrays."""
+    """Returns whether two settings are equal; False if undecidable, as for dicts with arrays."""
     try:
         return bool(value is present or value == present)
     except ValueError:
@@ -105,7 +105,7 @@ _DICTS = frozenset((dict, ConfigDict))
 
 
 def is_dict(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether a value is a plain dict, not another mapping such as `gym.spaces.Dict`."""
+    """Returns whether a value is a plain dict, not another mapping such as `gym.spaces.Dict`."""
     return type(value) in _DICTS
 
 

@@ -34,7 +34,7 @@ def require_values(searched: Mapping[str, Any]) -> None:
 
 
 def has_search_space(value: Setting) -> bool:
-    """Whether a setting is, or contains, a search space.
+    """Returns whether a setting is, or contains, a search space.
 
     That is a dict whose only key is "grid_search", or an instance of a class of `ray.tune.search`;
     Ray is not imported.

@@ -135,7 +135,7 @@ class Rollouts(Section):
 
 
 def _is_model(model: Setting) -> bool:
-    """Whether a model is given as a dict; also checks its settings."""
+    """Returns whether a model is given as a dict; also checks its settings."""
     if isinstance(model, Mapping):
         model_settings(model)
     return isinstance(model, Mapping)
@@ -157,7 +157,7 @@ SCHEDULE = Rule(is_schedule, "a list [[timestep, value], ...] with increasing ti
 
 
 def _changes(rate: Setting) -> bool:
-    """Whether a learning rate is a schedule or a function of the step."""
+    """Returns whether a learning rate is a schedule or a function of the step."""
     return isinstance(rate, Mapping) or callable(rate)
 
 

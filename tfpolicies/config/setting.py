@@ -17,7 +17,7 @@ from tfpolicies.type_aliases import Setting
 
 
 class Merge(enum.Enum):
-    """How a given dict is merged into the current one."""
+    """Ways to merge a given dict into the current one."""
 
     REPLACE = "the given dict replaces the current one"
     KEYS = "keys that are not given are kept"

@@ -50,7 +50,7 @@ def environment_of_file(source: Setting) -> Any:
 
 
 def _is_of_pettingzoo(name: str) -> bool:
-    """Whether a name is one of PettingZoo; in other packages it must be an environment's module."""
+    """Returns whether a name is PettingZoo's; in other packages it must be an env's module."""
     package, _, rest = name.partition(":")
     return is_pettingzoo_name(name) and (
         package == "pettingzoo" or _MODULE.fullmatch(rest) is not None
