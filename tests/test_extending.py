@@ -350,7 +350,7 @@ def test_a_class_that_is_waited_for_and_never_comes_is_named():
     class Waiting(PPOTF2Policy):
         config_class = later("NoSuchConfig")
 
-    with pytest.raises(UsageError, match=r"waits for a class 'NoSuchConfig', but .*_extend"):
+    with pytest.raises(UsageError, match=r"refers to a class 'NoSuchConfig', but .*_extend"):
         Waiting(OBS, TWO, {})
 
 

@@ -179,7 +179,7 @@ OBS_LARGE = {"sizes": (2.5e5, 16.0)}
     [
         ({"gamma": 0.0}, ("gamma=0 counts the next reward only", "200 steps on average")),
         ({"gamma": 0.5}, ("gamma=0.5 looks about 2 steps ahead", "gamma=0.99")),
-        (OBS_LARGE, ("observations are of size 2.5e+05", "observation_filter=MeanStdFilter")),
+        (OBS_LARGE, ("observations have magnitude 2.5e+05", "observation_filter=MeanStdFilter")),
     ],
 )
 def test_settings_and_observations_that_keep_a_run_from_learning_are_told(about, words, caplog):
@@ -208,7 +208,7 @@ def test_usual_horizons_and_observations_say_nothing(about, caplog):
     ("about", "stats", "told_first"),
     [
         ({"gamma": 0.0}, {}, "gamma=0"),
-        (OBS_LARGE, {"kl": 5.0, "entropy": 1e-5}, "observations are of size"),
+        (OBS_LARGE, {"kl": 5.0, "entropy": 1e-5}, "observations have magnitude"),
         ({}, {"kl": 1e-9, "cur_lr": 1e-7}, "nearly 0"),
         ({}, {"kl": 5.0, "entropy": 1e-5, "vf_loss": 1e12}, "far over kl_target"),
         ({}, {"entropy": 0.69, "entropy_coeff": 9.0, "kl": 1e-9}, "the entropy bonus"),
@@ -347,9 +347,9 @@ def test_a_run_that_ends_before_learning_starts_says_so_at_its_beginning_and_end
     algorithm = config.build()
     algorithm.learn(64)
     begins, ends = (record.getMessage() for record in caplog.records)
-    assert begins.startswith("There will be no update, or hardly one: learning starts after ")
+    assert begins.startswith("There will be no or hardly any updates: learning starts after ")
     assert "num_steps_sampled_before_learning_starts=100 steps, and the run has 64. Train" in begins
-    assert ends.startswith("Nothing was learned: learning starts after ")
+    assert ends.startswith("No update was done: learning starts after ")
     assert "--set num_steps_sampled_before_learning_starts=N" in ends
     caplog.clear()
     algorithm.learn(192)

@@ -239,7 +239,7 @@ def test_a_script_that_is_run_again_goes_on_with_its_run(
     build(new_episodes_at_checkpoint=True).learn(2 * BATCH, run_dir=run_dir, progress=False)
     again = build(new_episodes_at_checkpoint=True)
     learned = again.learn(4 * BATCH, run_dir=run_dir)
-    assert f"Training goes on in {run_dir} after iteration 2.\n" in capsys.readouterr().out
+    assert f"Training resumes in {run_dir} after iteration 2.\n" in capsys.readouterr().out
     assert learned.result["training_iteration"] == 4
     assert iterations(run_dir) == [1, 2, 3, 4]
     assert_equal(again.get_policy().get_weights(), weights_of(run_dir / "checkpoints" / "latest"))
@@ -276,7 +276,7 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
     with pytest.raises(UsageError, match=r"gamma .*, grad_clip .*, lr .* and 1 more. Give another"):
         build(**others).learn(BATCH, run_dir=run_dir, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"is no run folder, but holds \['notes.txt', 'run'\]"):
+    with pytest.raises(UsageError, match=r"is not a run folder, but holds \['notes.txt', 'run'\]"):
         build().learn(BATCH, run_dir=tmp_path, progress=False)
     with RunFolder.open(run_dir).hold(), pytest.raises(FolderInUseError):
         build().learn(BATCH, run_dir=run_dir, progress=False)

@@ -37,7 +37,7 @@ MODEL = {"fcnet_hiddens": [4], "vf_share_layers": True}
 TwoShort = make_multi_agent(lambda config: Short())
 NEEDS_REPLAY = (
     "Policy 'b' is a DQNTF2Policy, which learns from replayed rows and target networks, but the "
-    "training step of PPO has only what was just sampled. Leave it out of `policies_to_train`"
+    "training step of PPO has only freshly sampled rows. Leave it out of `policies_to_train`"
 )
 
 
@@ -64,7 +64,7 @@ def run(config, other, trained, algo_class=None):
 def test_what_is_to_be_trained_and_cannot_is_refused_when_built(trained):
     with pytest.raises(ConfigError, match=NEEDS_REPLAY):
         run(PPOConfig(), DQNTF2Policy, trained)
-    words = "which learns from only what was just sampled, but the training step of DQN has replay"
+    words = "which learns from only freshly sampled rows, but the training step of DQN has replay"
     with pytest.raises(ConfigError, match=f"'b' is a PPOTF2Policy, {words}"):
         run(DQNConfig(), PPOTF2Policy, trained)
 

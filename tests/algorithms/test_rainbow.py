@@ -406,7 +406,7 @@ def test_noise_needs_the_network_that_is_built_and_no_other_disturbance():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(10)])
     with pytest.raises(ConfigError, match="noisy=True needs the network that DQN builds"):
         rainbow(model={"custom_model": model})
-    with pytest.raises(ConfigError, match="both disturb the weights"):
+    with pytest.raises(ConfigError, match="both add noise to the weights"):
         rainbow(exploration_config={"type": "ParameterNoise"})
     with pytest.raises(ConfigError, match="exploration_config must be a dict"):
         rainbow(exploration_config={"type": np.array(["a", "b"])})

@@ -196,9 +196,9 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     policy, path = filmed.rising(env=filmed.Painted), tmp_path / "a.mp4"
     with pytest.raises(UsageError, match=r"episodes must be a whole number.*got 0"):
         record_video(policy, path, episodes=0)
-    with pytest.raises(UsageError, match="Policy or an Algorithm plays, got 'runs'"):
+    with pytest.raises(UsageError, match="must be a Policy or an Algorithm, got 'runs'"):
         record_video("runs", path)
-    with pytest.raises(UsageError, match="Where to play"):
+    with pytest.raises(UsageError, match="env must be a name"):
         record_video(filmed.rising(), path)
     with pytest.raises(SpaceError):
         record_video(filmed.rising(), path, "Pendulum-v1")

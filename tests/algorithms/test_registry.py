@@ -115,7 +115,7 @@ def test_an_algorithm_of_another_package_trains_and_resumes_by_its_name(installe
         ("absent_module", r"cannot be imported from 'absent_module': ModuleNotFoundError"),
         ("broken_module", r"cannot be imported from 'broken_module': ZeroDivisionError"),
         ("empty_module", r"cannot be imported from 'empty_module': AttributeError"),
-        ("empty_module:number", r"is no Algorithm, but 3"),
+        ("empty_module:number", r"is not an Algorithm: 3"),
     ],
 )
 def test_a_package_whose_algorithm_cannot_be_had_is_named(value, text, installed):

@@ -277,7 +277,7 @@ class Keeping(PPOTF2Policy):
 def test_statistics_are_read_where_a_loss_left_them(register):
     register(Extension)
     policy = make(Keeping)
-    with pytest.raises(ConfigError, match=r"Keeping\.loss keeps _mean_kl_loss on self"):
+    with pytest.raises(ConfigError, match=r"Keeping\.loss stores _mean_kl_loss on self"):
         policy.learn_on_batch(batch_for(policy, 8))
     register(Hooks)
     policy = make(type("Counting", (Keeping,), {}))

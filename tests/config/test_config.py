@@ -374,7 +374,7 @@ def test_overrides_are_a_checked_plain_dict():
     assert AlgorithmConfig.overrides(framework="tf2") == {"framework": "tf2"}
     with pytest.raises(KeyError, match="Invalid property name"):
         AlgorithmConfig.overrides(clip_param=0.2)  # PPO's
-    with pytest.raises(UnknownSettingError, match=r"'lambda': .* their own config, such as PPO"):
+    with pytest.raises(UnknownSettingError, match=r"'lambda': .* in their config, such as PPO"):
         AlgorithmConfig.overrides(**{"lambda": 0.9})
     with pytest.raises(UnknownSettingError, match=r"Did you mean 'lambda_' or 'lambda'\?"):
         PPOConfig.overrides(lambda__=0.9)

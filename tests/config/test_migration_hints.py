@@ -75,7 +75,7 @@ def a_policy():
         (
             lambda: PPOConfig().training(lr=keras.optimizers.Adam(1e-3)),
             ConfigError,
-            "lr cannot be an optimizer object, since each policy has an optimizer of its own; got "
+            "lr cannot be an optimizer object, since each policy creates its own optimizer; got "
             "Adam(...). Write training(lr=0.001, optimizer={'type': 'adam'}).",
         ),
         (
@@ -211,7 +211,7 @@ def test_a_callback_with_a_name_that_nothing_calls_is_warned_of(caplog):
     caplog.set_level("WARNING", "tfpolicies")
     built = algorithm(Stops)
     expected = [
-        "Nothing calls Stops._on_step, unless you do: DefaultCallbacks has no such method.",
+        "Stops._on_step is never called: DefaultCallbacks has no such method.",
         "Did you mean 'on_episode_end'",
     ]
     assert all(text in caplog.text for text in expected)
@@ -235,7 +235,7 @@ def test_arguments_and_methods_of_a_script_for_stable_baselines_are_answered():
     policy = built.get_policy()
     with pytest.raises(TypeError, match="'deterministic' is explore=False, the default"):
         policy.predict(np.zeros(4), deterministic=True)
-    with pytest.raises(TypeError, match="'episode_start' is not needed: give the state"):
+    with pytest.raises(TypeError, match="'episode_start' is not needed: pass the state"):
         policy.predict(np.zeros(4), episode_start=True)
     with pytest.raises(AttributeError, match=r"Use `get_weights\(\)`"):
         built.get_parameters()
@@ -257,14 +257,14 @@ def test_a_policy_that_is_not_there_is_named_where_it_is_asked_for(caplog):
     caplog.set_level("WARNING", "tfpolicies")
     built = algorithm()
     assert built.get_policy("default_polcy") is None
-    expected = "get_policy('default_polcy') gives None; there are policies ['default_policy']."
+    expected = "get_policy('default_polcy') returns None; there are policies ['default_policy']."
     assert expected in caplog.text
     with pytest.raises(UnknownPolicyError, match="Did you mean 'default_policy'"):
         built.compute_single_action(np.zeros(4), policy_id="default_polcy")
     built.add_policy("other", PPOTF2Policy)
     built.remove_policy()
     assert built.get_policy() is None
-    assert "get_policy('default_policy') gives None; there are policies ['other']." in caplog.text
+    assert "get_policy('default_policy') returns None; there are policies ['other']." in caplog.text
     built.stop()
 
 

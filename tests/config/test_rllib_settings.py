@@ -284,7 +284,7 @@ def test_rendering_is_taken_and_a_line_says_that_it_shows_nothing(caplog):
     config.environment(render_env=True).environment(render_env=False)
     assert config.environment().render_env is False
     assert {record.getMessage() for record in caplog.records} == {
-        "render_env=True shows nothing: make the environment with env_config={'render_mode': ...}."
+        "render_env=True has no effect: make the environment with env_config={'render_mode': ...}."
     }
 
 
@@ -357,7 +357,7 @@ def test_env_runners_take_what_moved_there_later():
 def test_failures_are_still_taken_by_rollouts_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "tfpolicies"):
         config = PPOConfig().rollouts(recreate_failed_workers=True, num_envs_per_worker=2)
-    assert "recreate_failed_workers: a setting of `fault_tolerance()` now" in caplog.text
+    assert "recreate_failed_workers: now a setting of `fault_tolerance()`" in caplog.text
     expected = PPOConfig().fault_tolerance(recreate_failed_workers=True)
     assert config == expected.rollouts(num_envs_per_worker=2)
     later = PPOConfig().fault_tolerance(

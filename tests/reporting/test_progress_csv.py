@@ -193,7 +193,7 @@ def test_a_wrong_row_is_refused_and_the_file_is_as_before(tmp_path: Path) -> Non
 def test_a_foreign_file_is_refused_and_kept(tmp_path: Path, content: str) -> None:
     path = tmp_path / "progress.csv"
     path.write_text(content)
-    with pytest.raises(CheckpointError, match="is no progress file"):
+    with pytest.raises(CheckpointError, match="is not a progress file"):
         ProgressCsv(path).append(row(1))
     assert path.read_text() == content
 

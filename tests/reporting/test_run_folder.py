@@ -59,7 +59,7 @@ def test_a_name_without_a_letter_is_refused_and_nothing_is_made(tmp_path: Path) 
 def test_settings_that_json_cannot_hold_are_refused_and_nothing_is_made(
     tmp_path: Path, value: object
 ) -> None:
-    with pytest.raises(UsageError, match="`settings` must be what JSON can hold"):
+    with pytest.raises(UsageError, match="`settings` must be JSON values"):
         RunFolder.create(tmp_path / "runs", "ppo", {"value": value})
     assert list(tmp_path.iterdir()) == []
 
@@ -177,5 +177,5 @@ def test_a_run_json_without_its_parts_is_refused(tmp_path, change):
     content = json.loads(run.run_json.read_text())
     run.run_json.write_text(json.dumps({**content, **change}))
     assert find_runs(tmp_path) == []
-    with pytest.raises(CheckpointError, match="is damaged: it does not say when"):
+    with pytest.raises(CheckpointError, match="is damaged: its creation time"):
         _ = RunFolder.open(run.path).settings

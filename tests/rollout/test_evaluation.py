@@ -355,7 +355,7 @@ def test_an_evaluation_that_does_not_end_is_cut_and_says_so(several, caplog):
     assert 0 < count < 6
     assert found["hist_stats"]["episode_lengths"] == [4] * count
     (told,) = caplog.messages
-    assert f"evaluation_sample_timeout_s=0.3 seconds, with {count} of 6 episodes" in told
+    assert f"evaluation_sample_timeout_s=0.3 seconds, after {count} of 6 episodes" in told
     algorithm.train()
     algorithm.stop()
 

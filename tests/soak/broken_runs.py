@@ -40,12 +40,12 @@ from tfpolicies import (
 from tfpolicies.algorithms.tuned import tuned_settings
 
 WORDS = {
-    "horizon": "an action brings later does not count",
+    "horizon": "later rewards of an action do not count",
     "small rate": "so it hardly learns",
     "large steps": "far over kl_target",
     "large rate": "far over the usual",
     "entropy bonus": "the entropy bonus",
-    "observations": "observations are of size",
+    "observations": "observations have magnitude",
     "values explode": "the value function explodes",
     "value errors large": "values are wrong by",
     "same returns": "nothing tells good actions from bad ones",

@@ -362,7 +362,7 @@ def test_a_spec_of_a_policy_names_a_policy_class():
         {**record, "config": {"callbacks": MAIN}},
         {**record, "config": {"gamma": encode_value(DefaultCallbacks)}},
     ):
-        with pytest.raises(CheckpointError, match="which only the caller can give"):
+        with pytest.raises(CheckpointError, match="which the caller must provide"):
             PolicySpec.deserialize(wrong)
 
 
@@ -381,7 +381,7 @@ def test_an_algorithm_is_loaded_by_its_class_and_those_above(saved):
     for kind in (Algorithm, PPO):
         assert type(kind.from_checkpoint(saved)) is PPO
     for kind in (DQN, OwnPPO):
-        words = rf"class PPO, which is no {kind.__name__}\. Call `PPO\.from_checkpoint\(path\)`"
+        words = rf"class PPO, not of {kind.__name__}\. Call `PPO\.from_checkpoint\(path\)`"
         with pytest.raises(CheckpointError, match=words):
             kind.from_checkpoint(saved)
 
@@ -471,7 +471,7 @@ def test_an_array_or_an_endless_number_in_a_file_is_refused_by_an_error_of_ours(
 
 
 def test_an_id_that_no_file_can_have_is_refused_and_a_policy_that_was_given_it_acts(tmp_path):
-    with pytest.raises(ConfigError, match="of characters that UTF-8 has; got"):
+    with pytest.raises(ConfigError, match="and valid UTF-8; got"):
         PPOConfig().multi_agent(policies={"a\udc80"})
     odd = make(__policy_id="a\udc80")
     odd.export_checkpoint(tmp_path)

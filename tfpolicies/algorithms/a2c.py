@@ -31,7 +31,7 @@ __all__ = ["A2C", "A2CConfig", "A2CTF1Policy", "A2CTF2Policy"]
 
 
 class A2CTFPolicy(ActorCriticTFPolicy):
-    """The mathematics of A2C, for any runtime."""
+    """The loss of A2C, for any runtime."""
 
     config_class = later("A2CConfig")
 
@@ -58,7 +58,7 @@ class A2CTF2Policy(A2CTFPolicy):
 
 
 class A2CTF1Policy(A2CTFPolicy):
-    """A2C in graph mode: a `tf.Graph` and a session of its own."""
+    """A2C in graph mode, in its own `tf.Graph` and session."""
 
     runtime = "session"
 

@@ -1,4 +1,4 @@
-"""What algorithms with a critic share: advantages, settings and their checks."""
+"""Base classes of algorithms with a critic: advantages, settings and their checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfpolicies.rules import AMOUNT, BOOL, UNIT, Rule, is_count
 
 
 class ActorCriticTFPolicy(TFPolicy):
-    """A policy that learns from advantages, which a critic estimates if there is one."""
+    """A policy that learns from advantages, estimated by a critic if there is one."""
 
     config_class = later("ActorCriticConfig")
     hyperparameters = (*TFPolicy.hyperparameters, "lambda", "vf_loss_coeff", "entropy_coeff")
@@ -32,11 +32,11 @@ class ActorCriticTFPolicy(TFPolicy):
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
-        """A value is estimated if there is a critic."""
+        """Returns whether the model has a value head: if `use_critic` is set."""
         return bool(static["use_critic"])
 
     def _value_loss(self, model: ModelView, train_batch: TrainBatch) -> tf.Tensor:
-        """Returns the mean error of the values and records it; 0 without a critic."""
+        """Returns the mean value loss and records it; 0 without a critic."""
         if not self.config["use_critic"]:
             self.record(vf_loss=0.0)
             return tf.constant(0.0)
@@ -56,9 +56,8 @@ class ActorCriticTFPolicy(TFPolicy):
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds advantages, value targets and bootstrapped values for all trajectories at once.
 
-        With a critic the advantages are GAE's (arXiv:1506.02438, equation 16), with `use_gae=False`
-        those of lambda 1. Without a critic they are discounted returns, and there is nothing to
-        bootstrap with.
+        With a critic the advantages are GAE's (arXiv:1506.02438, equation 16), with lambda = 1 if
+        `use_gae=False`. Without a critic they are discounted returns, and nothing is bootstrapped.
         """
         rewards, added = fragments.columns["rewards"], fragments.added
         gamma = self.hyper("gamma")
@@ -85,7 +84,7 @@ _ENTROPY_SCHEDULE = Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.wo
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticTraining(Training):
-    """The training settings that algorithms with a critic share."""
+    """Training settings shared by algorithms with a critic."""
 
     lambda_: float = setting(1.0, UNIT)  # of GAE
     use_gae: bool = setting(True, BOOL)
@@ -98,7 +97,7 @@ class ActorCriticTraining(Training):
 
 
 class ActorCriticConfig(AlgorithmConfig):
-    """A config with a critic."""
+    """The config of algorithms with a critic."""
 
     training_section = ActorCriticTraining
 
@@ -106,11 +105,11 @@ class ActorCriticConfig(AlgorithmConfig):
         """Checks settings against each other.
 
         Raises:
-            ConfigError: naming the contradiction.
+            ConfigError: if settings contradict each other.
         """
         super().validate()
         if not self.use_gae and self.batch_mode == "truncate_episodes":
             raise ConfigError(
-                "use_gae=False needs whole episodes: set batch_mode='complete_episodes', or "
+                "use_gae=False needs complete episodes: set batch_mode='complete_episodes', or "
                 "use_gae=True."
             )

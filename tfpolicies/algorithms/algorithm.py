@@ -57,7 +57,7 @@ from tfpolicies.type_aliases import Structure
 
 logger = logging.getLogger("tfpolicies")
 
-_SHOWN = 10  # ids of policies that a message names
+_SHOWN = 10  # policy ids in a message
 
 
 def _setting_answer(algorithm: Algorithm, name: str) -> str:
@@ -66,14 +66,13 @@ def _setting_answer(algorithm: Algorithm, name: str) -> str:
 
 @for_place("algorithm_class")
 class Algorithm(Extensible, metaclass=ExtensibleType):
-    """A config, built: environments, a policy, and the loop that trains it.
+    """A training algorithm: environments, policies, and the loop that trains them.
 
-    A subclass says which classes of policies it trains, by framework (`policy_classes`), and what
-    one training step does (`training_step`); the one here does a single update on a batch of fresh
-    experience.
+    A subclass sets the policy classes it trains, by framework (`policy_classes`), and overrides
+    `training_step`. The default training step does one update on a batch of fresh experience.
 
     Args:
-        config: an `AlgorithmConfig` or a dict of settings; frozen from here on.
+        config: an `AlgorithmConfig` or a dict of settings; the algorithm freezes it.
         env: the environment, if the config names none.
 
     Raises:
@@ -85,7 +84,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     policy_classes: Mapping[str, type[Policy]] = {}  # by framework: "tf2", and "tf" for graph mode
     overlaps = False  # whether remote workers sample while this process learns
-    _replays = False  # whether its training step learns from rows that were sampled long ago
+    _replays = False  # whether the training step learns from a replay buffer
 
     @answering(_setting_answer, " Write {0}Config().environment(env).training(...).build().")
     def __init__(
@@ -114,9 +113,9 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         self._diagnosis = Diagnosis()
         self._stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one
-        self.tells_of_unheld = True  # the first `save` does; a command has words of its own
-        self._last_good: str | None = None  # the folder of the newest checkpoint without NaN
-        self._warned_of_false = False  # as the result of a callback
+        self.tells_of_unheld = True  # by the first `save`; commands log their own message
+        self._last_good: str | None = None  # the folder of the newest finite checkpoint
+        self._warned_of_false = False  # returned by a callback
         self._last_result: dict[str, Any] = {}
         self.setup(config)
         self.warm_up()
@@ -137,7 +136,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     @property
     def training_iteration(self) -> int:
-        """The iterations that were done, those before a restore included; `iteration`."""
+        """The number of completed iterations, including those before a restore; `iteration`."""
         return self.iteration
 
     def _new_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
@@ -148,10 +147,10 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         return workers
 
     def _check_environment(self) -> None:
-        """Plays a few steps of an environment where the first worker that samples is.
+        """Plays a few steps of an environment in the process of the first sampling worker.
 
         Raises:
-            EnvError: if something is wrong with it.
+            EnvError: if the environment fails the check.
         """
         try:
             self.workers.foreach_worker(check_environment, remote_worker_ids=[1])
@@ -169,24 +168,24 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     @property
     def worker(self) -> RolloutWorker:
-        """The worker of this process, whose policies learn."""
+        """The worker of this process. Its policies are trained."""
         return self.workers.local_worker()
 
     @property
     def evaluation_workers(self) -> WorkerSet | None:
-        """The workers that evaluate; None if neither an interval nor their number was set.
+        """The evaluation workers; None if neither an interval nor their number is set.
 
-        They are made when the algorithm is built, or else by the first `evaluate()`.
+        They are created when the algorithm is built, or else by the first `evaluate()`.
         """
         return self._evaluator.workers
 
     @property
     def evaluation_worker(self) -> RolloutWorker | None:
-        """The worker of this process that evaluates; see `evaluation_workers`."""
+        """The evaluation worker of this process; see `evaluation_workers`."""
         workers = self.evaluation_workers
         return None if workers is None else workers.local_worker()
 
-    # -- what subclasses say ------------------------------------------------------------------
+    # -- overridden by subclasses -------------------------------------------------------------
 
     @classmethod
     def get_default_config(cls) -> Any:
@@ -197,19 +196,20 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     @classmethod
     def get_tuned_settings(cls, env: str) -> dict[str, Any]:
-        """Returns settings that learn well in an environment, for the caller to keep.
+        """Returns a copy of the settings that learn well in an environment.
 
         Raises:
-            ConfigError: if there are none for this algorithm there; the nearest ones are named.
+            ConfigError: if there are none for this algorithm and environment; the message names the
+                nearest ones.
         """
         return copy.deepcopy(dict(require_tuned(cls.__name__, env).settings))
 
     @classmethod
     def get_default_policy_class(cls, config: AlgorithmConfig) -> type[Policy]:
-        """Returns the class of policies that name none: that of `policy_classes` by default.
+        """Returns the class of policies without an explicit one; by default from `policy_classes`.
 
         Raises:
-            ConfigError: if the algorithm has none.
+            ConfigError: if the algorithm has none for the framework.
         """
         policy_class = cls.policy_classes.get(config.framework_str)
         if policy_class is None:
@@ -221,12 +221,12 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> Any:
-        """Returns what Ray Tune sets aside for a run, a `PlacementGroupFactory`; to be overridden.
+        """Returns the `PlacementGroupFactory` that Ray Tune reserves for a run; may be overridden.
 
         A bundle of `num_cpus_for_local_worker` CPUs and `num_gpus` GPUs, and one per remote worker.
 
         Args:
-            config: a config, or a dict of settings; of those that are unknown nothing follows.
+            config: a config, or a dict of settings; unknown settings are ignored.
 
         Raises:
             ConfigError: if Ray Tune is not installed, or for wrong settings.
@@ -238,7 +238,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         return resource_request(config)
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Makes what a subclass keeps beside policies; called once, when those are made."""
+        """Sets up the attributes of a subclass; called once, after the policies are created."""
 
     def training_step(self) -> dict[str, Any]:
         """Does one step of training and returns the learner's results by policy id."""
@@ -248,19 +248,19 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         }
 
     def warm_up(self) -> None:
-        """Traces and compiles what training will need, so that no iteration waits for it."""
+        """Traces and compiles the functions used in training, so that no iteration waits for it."""
         rows = self._expected_train_batch_rows()
         self._warm_up_policies(rows, 1, rows)
 
     def _warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
-        """Traces and compiles what one policy of each Program needs.
+        """Traces and compiles the functions of one policy of each Program.
 
         Args:
-            rows: of a train batch. Where several agents act, each policy gets its share, which is
-                not known before; acting is made ready only.
-            num_epochs: of an update.
-            minibatch_size: rows of a minibatch; None for one update of all rows that reports on
-                each.
+            rows: of a train batch. With several agents, the share of each policy is not known in
+                advance, so updates are not compiled.
+            num_epochs: epochs of an update.
+            minibatch_size: rows of a minibatch; None for one update on all rows that reports
+                statistics of each row.
         """
         programs = set()
         for policy_id, policy in self.worker.policy_map.items():
@@ -281,16 +281,17 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Samples whole fragments until there are enough steps.
 
         Args:
-            least: how many steps, as `count_steps_by` counts them; None for `train_batch_size`.
+            least: the number of steps, as `count_steps_by` counts them; None for
+                `train_batch_size`.
 
         Returns:
-            The rows of policies that are trained on them, by policy id.
+            The rows of each trained policy, by policy id.
         """
         least = self.config.train_batch_size if least is None else least
         return self._train_batches.sample(least, while_learning=self.overlaps)
 
     def _expected_train_batch_rows(self) -> int:
-        """Returns the rows that `sample_train_batch` gives when episodes do not decide."""
+        """Returns the rows per `sample_train_batch`, unless fragments end with episodes."""
         rows = self.workers.rows_per_sample()
         return -(-self.config.train_batch_size // rows) * rows
 
@@ -299,21 +300,21 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
     def train(self) -> dict[str, Any]:
         """Does one iteration (one or more training steps) and returns its result.
 
-        The result has `episode_reward_mean` and the like over the last
+        The result has `episode_reward_mean` and similar statistics over the last
         `metrics_num_episodes_for_smoothing` episodes (NaN before the first one ended),
         `recent_returns` with mean, std, min and max of the newest ones of these (those of the last
         10,000 environment steps or of the iteration, whichever is longer, but at least 5 episodes;
-        early in a run, those of its last fifth),
-        `timesteps_total`, `training_iteration`, `info` with the learner's statistics by policy,
-        counters, timers in ms and, when due, `evaluation`. `load_time_ms` is what making the
-        learner's columns of batches takes; copying them to a device is part of `learn_time_ms`.
-        `perf` tells how busy the machine is, on Linux and unless `log_sys_usage=False`.
-        `trial_id` is "default" here, and Ray Tune fills in its own.
+        early in a run, those of its last fifth), `timesteps_total`, `training_iteration`, `info`
+        with the learner's statistics by policy, counters, timers in ms and, when due, `evaluation`.
+        `load_time_ms` is the time to convert batches to the learner's columns; copying them to a
+        device is part of `learn_time_ms`. `perf` has the CPU and memory load, on Linux and unless
+        `log_sys_usage=False`. `trial_id` is "default"; Ray Tune fills in its own.
 
         Raises:
             NonFiniteError: if a policy's update gives NaN or infinity; it names the iteration and
-                the last good checkpoint. Of that update nothing is kept; what other policies
-                learned before, and what was sampled, is. `debugging(on_nan="warn")` goes on.
+                the last good checkpoint. That update is discarded; earlier updates of other
+                policies and the sampled steps are kept. `debugging(on_nan="warn")` continues
+                training.
         """
         self._require_running()
         self._results.begin()
@@ -333,7 +334,6 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         return result
 
     def _report(self, result: dict[str, Any]) -> None:
-        """Hands the result of an iteration to callbacks and to the tasks of environments."""
         on_train_result: Callable[..., Any] = self.callbacks.on_train_result
         if on_train_result(algorithm=self, result=result) is False and not self._warned_of_false:
             self._warned_of_false = True
@@ -360,48 +360,49 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         keep_best: bool = False,
         record_every: int = 0,
     ) -> Learned:
-        """Trains until `total_timesteps`, shows how far it is and keeps what comes of it.
+        """Trains until `total_timesteps`, shows the progress and saves the results.
 
-        This is what `tfpolicies train` does. In a run folder you find `progress.csv`, TensorBoard
-        events, `learning_curve.png` and checkpoints, and the commands `tfpolicies evaluate` and
-        `tfpolicies export` take it. A script that ends halfway and is started again goes on where
-        it was: a new algorithm whose `run_dir` holds a run with the same settings is put into the
-        state of that run's newest checkpoint. An algorithm that has trained goes on in its own
-        run, or begins a new one.
+        `tfpolicies train` calls this. The run folder contains `progress.csv`, TensorBoard events,
+        `learning_curve.png` and checkpoints; the commands `tfpolicies evaluate` and `tfpolicies
+        export` accept it. A script that is interrupted and started again resumes: a new algorithm
+        whose `run_dir` holds a run with the same settings is restored from that run's newest
+        checkpoint. An algorithm that has trained already resumes its own run, or starts a new one.
 
-        Ctrl-C ends training after the running iteration; a second one ends it at once. What ends
-        it early (but for an update that is not finite) first saves the last whole iteration.
+        Ctrl-C ends training after the running iteration; a second one ends it at once. If training
+        ends early (except by a non-finite update), the last complete iteration is saved first.
 
         Args:
-            total_timesteps: environment steps at which training ends, earlier ones included: with
-                the training step that reaches them, which may cut the last iteration short.
-            run_dir: the run folder, made if it is not there; None: nothing is written.
-            progress: whether a bar, or a line per 10 seconds where there is no terminal, is shown.
+            total_timesteps: environment steps at which training ends, including earlier ones. It
+                ends after the training step that reaches them, so the last iteration may be
+                shorter.
+            run_dir: the run folder, created if missing; None: nothing is written.
+            progress: whether to show a progress bar, or a line per 10 seconds without a terminal.
             callbacks: functions `f(algorithm, result)`, called after each iteration, which end
                 training by returning False; and `DefaultCallbacks`, instances or classes, with
-                methods about training and evaluation.
-            until: mean return at which training ends earlier: that of recent training episodes,
-                `result["recent_returns"]["mean"]`, as soon as there are 5 of them.
+                training and evaluation methods.
+            until: ends training early when the mean return of recent training episodes,
+                `result["recent_returns"]["mean"]`, reaches it; at least 5 episodes are needed.
             checkpoint_every: iterations between checkpoints.
             keep_checkpoints: how many of the newest checkpoints are kept: with 3, the folders
-                `checkpoints/iteration-000020` and so on of the last three, beside `latest`.
-            keep_best: whether the checkpoint with the best evaluation is kept apart, or, without
-                evaluations, the weights that sampled the iteration with the best mean of recent
-                returns: the number that `until` is compared with.
+                `checkpoints/iteration-000020` and so on of the last three, next to `latest`.
+            keep_best: whether to keep the checkpoint with the best evaluation separately. Without
+                evaluations, it has the weights that sampled the iteration with the best mean of
+                recent returns, the number that `until` is compared with.
             record_every: iterations between videos of an episode, in `videos/` of the run folder;
                 0 for none. See `record_video`.
 
         Returns:
-            The last result, what ended training ("steps", "target", "callback"), and the run
-            folder.
+            The last result, the reason why training ended ("steps", "target", "callback"), and the
+            run folder.
 
         Raises:
             UsageError: if an argument is wrong, or the folder holds another run or anything else;
                 nothing is changed then.
             EnvError: if videos are to be recorded, but the environment does not render.
             MissingPackageError: if they need a package that is not installed.
-            FolderInUseError: if another process trains in the folder; likewise.
-            CheckpointError: if the run's checkpoint is damaged or does not fit; likewise.
+            FolderInUseError: if another process trains in the folder; nothing is changed then.
+            CheckpointError: if the run's checkpoint is damaged or does not fit; nothing is changed
+                then.
             NonFiniteError: see `train`.
             KeyboardInterrupt: after Ctrl-C.
         """
@@ -430,7 +431,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         loading = sum(
             policies.handle(pid).driver.learning.take_seconds_loading() for pid in learner
         )
-        loading = min(loading, learning)  # some of it may be of batches before
+        loading = min(loading, learning)  # it may include loading of earlier batches
         seconds["load"] += loading
         seconds["learn"] += learning - loading
         trained = sum(result.get("num_agent_steps_trained", 0) for result in learner.values())
@@ -446,7 +447,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         return learner
 
     def _train_once(self) -> dict[str, Any]:
-        """Does a training step; says where and when if it gives what is not finite."""
+        """Runs a training step; adds iteration and last checkpoint to a `NonFiniteError`."""
         try:
             learner = self.training_step()
             self._learner_check.check(learner)
@@ -460,7 +461,6 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         return learner
 
     def _diagnose(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
-        """Says what an iteration shows to be wrong with the run."""
         episodes, policies = [*self._results.episodes], self.worker.policy_map
         num_envs = self.workers.num_envs() * max(1, self.config.num_rollout_workers)
         self._diagnosis.look(
@@ -491,33 +491,35 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         env: EnvSource = None,
         seed: int | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """Plays `evaluation_duration` whole episodes with the present weights.
+        """Plays `evaluation_duration` complete episodes with the current weights.
 
-        It has environments, a policy object and random numbers of its own, so that evaluating
-        changes nothing about training. Where an argument is None, the config decides; without
-        `evaluation(evaluation_config={"explore": False})` policies sample, as in RLlib, except
-        within `learn`.
+        Evaluation has its own environments, policies and random generators, so it does not affect
+        training. If an argument is None, the config decides; without
+        `evaluation(evaluation_config={"explore": False})` policies sample actions, as in RLlib,
+        except within `learn`.
 
         Args:
             duration_fn: given the episodes or steps done so far, returns how many remain; overrides
                 `evaluation_duration`.
-            episodes: how many episodes are played; likewise.
-            explore: whether policies sample; False: they are greedy. Policies whose own config
-                says it keep to that.
-            env: what is played, as `environment` takes it, with the `env_config` of training.
+            episodes: the number of episodes; overrides `evaluation_duration`.
+            explore: whether policies sample actions; False: greedy. A policy whose own config sets
+                `explore` keeps that.
+            env: the environment, as `config.environment` takes it, with the `env_config` of
+                training.
             seed: of environments and exploration; the same seed and weights give the same episodes.
 
         Returns:
             `{"evaluation": {...}}` with the summary of the episodes: `episode_reward_mean`,
-            `episode_reward_std` and each return in `hist_stats["episode_reward"]`; or with what
-            `custom_evaluation_function(algorithm, evaluation_workers)` gives. Its workers have
-            `num_envs_per_worker` environments each, and one `sample()` of such a worker gives whole
-            episodes of at least so many steps: with one environment, one episode. (With
-            `evaluation_duration_unit="timesteps"` it gives fragments that share the duration.)
+            `episode_reward_std` and each return in `hist_stats["episode_reward"]`; or with the
+            metrics that `custom_evaluation_function(algorithm, evaluation_workers)` returns. Its
+            workers have `num_envs_per_worker` environments each. One `sample()` of such a worker
+            returns complete episodes of at least that many steps: with one environment, one
+            episode. (With `evaluation_duration_unit="timesteps"` it returns fragments that share
+            the duration.)
 
         Raises:
-            UsageError: if `duration_fn` is no function, both it and `episodes` are given, or
-                `custom_evaluation_function` returns no dict, or after `stop`.
+            UsageError: if `duration_fn` is not a function, both it and `episodes` are given,
+                `custom_evaluation_function` does not return a dict, or the algorithm was stopped.
         """
         self._require_running()
         return self._evaluation.evaluate(duration_fn, episodes, explore, env=env, seed=seed)
@@ -525,11 +527,11 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
     # -- policies and actions -----------------------------------------------------------------
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
-        """Returns the policy of that id; None where there is none, and the log names the ids."""
+        """Returns the policy with that id; None if there is none, and the log names the ids."""
         policy = self.worker.get_policy(policy_id)
         if policy is None:
             known = sorted(self.worker.policy_map)[:_SHOWN]
-            logger.warning("get_policy(%r) gives None; there are policies %s.", policy_id, known)
+            logger.warning("get_policy(%r) returns None; there are policies %s.", policy_id, known)
         return policy
 
     def add_policy(
@@ -551,26 +553,27 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
         Args:
             policy_id: its id.
-            policy_cls: the class to make it of; or
+            policy_cls: the class to create it from; or
             policy: the policy itself.
-            observation_space: what the environment gives the policy, before its connectors; None
-                for what the environment or config says.
-            action_space: likewise.
+            observation_space: the space of the environment's observations for the policy, before
+                connectors; None for that of the environment or config.
+            action_space: the space of the environment's actions; None for that of the environment
+                or config.
             config: its overrides of the algorithm's config.
             policy_state: its state, as `get_state` returned it.
-            policy_mapping_fn: from now on says which policy acts for an agent.
+            policy_mapping_fn: the new mapping from agents to policies; None keeps the current one.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`.
-            evaluation_workers: whether workers that evaluate get it, too, with the settings of
-                `evaluation_config` but for those that are the policy's own.
+            evaluation_workers: whether evaluation workers also get it, with the settings of
+                `evaluation_config` that the policy does not override.
             module_spec: must be None.
 
         Returns:
             The policy of this process.
 
         Raises:
-            ConfigError: for an invalid id or setting, or if the policy is to be trained and learns
-                from what the training step has not.
-            PolicyExistsError: if there is a policy of this id; also a KeyError.
+            ConfigError: for an invalid id or setting, or if the policy is to be trained from rows
+                that the training step does not provide.
+            PolicyExistsError: if there is a policy with this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
         addition = PolicyAddition.from_arguments(
@@ -600,26 +603,27 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
         Args:
             policy_id: its id.
-            policy_mapping_fn: from now on says which policy acts for an agent.
+            policy_mapping_fn: the new mapping from agents to policies; None keeps the current one.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`.
-            evaluation_workers: whether it is removed from workers that evaluate, too.
+            evaluation_workers: whether to remove it from evaluation workers as well.
 
         Raises:
-            UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
-            UsageError: if the mapping function gives it to an agent; nothing is changed then.
+            UnknownPolicyError: if there is no policy with this id; also a ValueError and a
+                KeyError.
+            UsageError: if the mapping function returns it for an agent; nothing is changed then.
         """
         roles = MappingAndTrainable(policy_mapping_fn, policies_to_train)
         self.policies.remove(policy_id, roles, evaluation_workers=evaluation_workers)
 
     def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
-        """Returns copies of the weights by policy id, of all or of those named."""
+        """Returns copies of the weights by policy id, of all policies or of the given ids."""
         return self.worker.get_weights(policies)
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Sets weights by policy id, in all workers.
 
         Raises:
-            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+            UnknownPolicyError: if an id is unknown; nothing is changed then.
         """
         self.worker.set_weights(weights)
         self.workers.sync_weights([*weights])
@@ -644,20 +648,20 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
 
         Args:
             observations: by agent id, one observation each.
-            state: by agent id, the memory of a recurrent policy.
+            state: by agent id, the recurrent state.
             prev_action: by agent id, for models that read it.
-            prev_reward: by agent id, likewise.
+            prev_reward: by agent id, for models that read it.
             info: accepted and unused.
-            policy_id: which policy acts.
+            policy_id: the policy that acts.
             full_fetch: whether to return `(actions, states, extras)`, dicts by agent id.
-            explore: sample or be greedy; None takes the config's.
-            timestep: for schedules of exploration.
+            explore: whether to sample or act greedily; None takes the config's.
+            timestep: for exploration schedules.
             episodes: accepted and unused.
             unsquash_actions: map from [-1, 1] to the Box's bounds; None takes `normalize_actions`.
             clip_actions: clip to the Box's bounds; None takes `clip_actions`.
 
         Raises:
-            UnknownPolicyError: if there is no such policy.
+            UnknownPolicyError: if the id is unknown.
         """
         del info, episodes
         by_agent: dict[str, Any] = {
@@ -703,24 +707,24 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Returns the action for one observation, ready for the environment.
 
         Args:
-            observation: one observation, as the environment gives it; or
-            input_dict: a dict with it as `obs` and what else the policy reads.
-            state: the memory of a recurrent policy.
+            observation: one observation, as the environment returns it; or
+            input_dict: a dict with it as `obs`, and the other inputs of the policy.
+            state: the recurrent state.
             prev_action: the last action, for models that read it.
-            prev_reward: the last reward, likewise.
+            prev_reward: the last reward, for models that read it.
             info: accepted and unused.
-            policy_id: which policy acts.
+            policy_id: the policy that acts.
             full_fetch: whether to return `(action, state, extras)`.
-            explore: sample or be greedy; None takes the config's.
-            timestep: for schedules of exploration.
+            explore: whether to sample or act greedily; None takes the config's.
+            timestep: for exploration schedules.
             episode: accepted and unused.
             unsquash_action: map from [-1, 1] to the Box's bounds; None takes `normalize_actions`.
             clip_action: clip to the Box's bounds; None takes `clip_actions`.
 
         Raises:
-            UnknownPolicyError: if there is no such policy.
+            UnknownPolicyError: if the id is unknown.
             UsageError: if both or neither of `observation` and `input_dict` are given, or if a
-                connector remembers something of running episodes.
+                connector is stateful within episodes.
         """
         policy = self.policies.get(policy_id)
         if (observation is None) == (input_dict is None):
@@ -756,24 +760,24 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Writes a policy for serving; see `TFPolicy.export_model`.
 
         Args:
-            export_dir: the folder; made if missing.
-            policy_id: which policy.
+            export_dir: the folder; created if missing.
+            policy_id: the policy to export.
             onnx: None for a SavedModel, True for ONNX, a number for ONNX of that opset.
             **form: further arguments of `TFPolicy.export_model`, such as `layout`.
 
         Raises:
-            UnknownPolicyError: if there is no such policy.
-            ExportError: if the policy cannot be exported; the folder is then as it was.
+            UnknownPolicyError: if the id is unknown.
+            ExportError: if the policy cannot be exported; the folder is unchanged then.
         """
         return self.policies.get(policy_id).export_model(export_dir, onnx, **form)
 
     def export_policy_checkpoint(
         self, export_dir: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
     ) -> None:
-        """Writes a policy's own checkpoint; see `Policy.export_checkpoint`.
+        """Writes a checkpoint of one policy; see `Policy.export_checkpoint`.
 
         Raises:
-            UnknownPolicyError: if there is no such policy; also a KeyError.
+            UnknownPolicyError: if the id is unknown; also a KeyError.
             CheckpointError: if it cannot be written.
         """
         self.policies.get(policy_id).export_checkpoint(export_dir)
@@ -781,13 +785,14 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
     def import_policy_model_from_h5(
         self, import_file: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
     ) -> Any:
-        """Takes over the weights of a Keras file in all workers.
+        """Loads the weights of a Keras file into a policy, in all workers.
 
         Returns:
-            Which array of the file went where; see `TFPolicy.import_model_from_h5`.
+            A report that maps each array of the file to a weight; see
+            `TFPolicy.import_model_from_h5`.
 
         Raises:
-            UnknownPolicyError: if there is no such policy; also a KeyError.
+            UnknownPolicyError: if the id is unknown; also a KeyError.
             ModelImportError: if the file is damaged or does not fit; nothing is changed then.
         """
         report = self.policies.get(policy_id).import_model_from_h5(import_file)
@@ -802,32 +807,33 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         *,
         policy_states: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> SaveResult:
-        """Writes a checkpoint of everything into a folder; no pickle.
+        """Writes a checkpoint of the whole algorithm into a folder, without pickle.
 
-        A run restored from it goes on exactly as this one, bit for bit, if the environments offer
+        A restored run continues exactly as this one, bit for bit, if the environments have
         `get_state` and `set_state`, or if both start new episodes at the checkpoint
-        (`checkpointing(new_episodes_at_checkpoint=True)`); otherwise it goes on with new episodes.
+        (`checkpointing(new_episodes_at_checkpoint=True)`); otherwise it continues with new
+        episodes.
 
-        Classes and functions of other packages than this one (an environment, callbacks, a mapping
-        of agents) are not imported on a file's word: the first `save` logs a warning that names
-        those that `from_checkpoint` will ask for. The path that is returned brings them along, in
-        this process.
+        Classes and functions of other packages (an environment, callbacks, a mapping function) are
+        never imported because a file names them. The first `save` logs a warning that names those
+        that must be passed to `from_checkpoint`. The returned path carries them within this
+        process.
 
-        With `checkpointing(export_native_model_files=True)` a SavedModel of each policy that has a
-        Keras model follows, in `policies/<policy_id>/model`.
+        With `checkpointing(export_native_model_files=True)` a SavedModel of each policy with a
+        Keras model is written to `policies/<policy_id>/model`.
 
         Args:
-            checkpoint_dir: the folder, made if missing; a checkpoint there is replaced as a whole,
-                whatever interrupts it. None makes `checkpoint_<iteration>` in the working folder.
-            policy_states: by policy id, states of `get_state` to write instead of the present
-                ones, for weights that have been the best; all else is written as it is now.
+            checkpoint_dir: the folder, created if missing; a checkpoint there is replaced
+                atomically. None creates `checkpoint_<iteration>` in the working folder.
+            policy_states: by policy id, states of `get_state` to write instead of the current ones,
+                for example the best weights; everything else is written as it is now.
 
         Returns:
             A record with `checkpoint.path` and the `metrics` of the last iteration.
 
         Raises:
             CheckpointError: if it cannot be written.
-            ExportError: if a SavedModel cannot be written; the checkpoint is there.
+            ExportError: if a SavedModel cannot be written; the checkpoint is complete.
         """
         return SaveResult(save(self, checkpoint_dir, policy_states), self._last_result)
 
@@ -839,22 +845,22 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         allow_non_finite: bool = False,
         model_work_limit: float = 1.0,
     ) -> None:
-        """Puts this algorithm into the state of a checkpoint.
+        """Restores the state of a checkpoint.
 
-        Hyperparameters and schedules for which this algorithm's config differs from that of the
-        checkpoint are those of this algorithm's config, and one line of the log names them; all
-        others are the checkpoint's. So a trial that Ray Tune perturbs trains with its new values.
+        Where this algorithm's config and that of the checkpoint have different hyperparameters or
+        schedules, those of this algorithm's config apply, and one log line names them. So a trial
+        that Ray Tune perturbs trains with its new values.
 
         Args:
-            checkpoint_path: the folder, or what `save` returned.
+            checkpoint_path: the folder, or the return value of `save`.
             allow_other_spaces: see `from_checkpoint`.
-            allow_non_finite: take weights with NaN or infinity, too.
+            allow_non_finite: whether to accept weights with NaN or infinity.
             model_work_limit: see `from_checkpoint`.
 
         Raises:
-            SpaceError: if the policies were trained in other spaces; see `from_checkpoint`.
-            CheckpointError: if it is missing, damaged, foreign, not finite or does not fit; nothing
-                is changed then. The message names the file and the reason.
+            SpaceError: if the policies were trained with other spaces; see `from_checkpoint`.
+            CheckpointError: if it is missing, damaged, of another format, not finite or does not
+                fit; nothing is changed then. The message names the file and the reason.
         """
         written = path_of(checkpoint_path)
         folder = resolve_path(written)
@@ -884,32 +890,34 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         The checkpoint must be of this class or a subclass of it.
 
         Args:
-            checkpoint: the folder, or what `save` returned, which has what no file can hold.
-            policy_ids: only these of its policies; None for all.
-            policy_mapping_fn: which policy acts for which agent; None for what was saved.
-            policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
-                for what was saved.
-            config: settings that replace stored ones, hyperparameters and schedules among them (a
-                number also replaces its stored schedule), and those that a file cannot hold (an
-                environment class or a model of your own) or must not choose (what is imported: an
+            checkpoint: the folder, or the return value of `save`, which also carries the objects
+                that cannot be stored in a file.
+            policy_ids: the policies to load; None for all.
+            policy_mapping_fn: maps agents to policies; None for the saved function.
+            policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None for
+                the saved value.
+            config: settings that replace stored ones, including hyperparameters and schedules (a
+                number also replaces its stored schedule), and those that a file cannot hold (a
+                custom environment class or model) or must not choose (what is imported: an
                 environment "my.module:Env", which may be given as this text).
-            allow_other_spaces: take an environment whose spaces have other dtypes, or other action
-                bounds, than the policies were trained with; they go on with the environment's.
-                What weights depend on (shapes, how many actions there are) cannot differ.
-            allow_non_finite: take weights with NaN or infinity, too.
-            custom_objects: layers of yours and the like that stored Keras models may be made of:
-                name -> class. Those registered by `keras.saving.register_keras_serializable` need
-                not be given.
-            model_work_limit: how many times the usual work a stored Keras model may take, in calls,
+            allow_other_spaces: whether to accept an environment whose spaces have other dtypes, or
+                other action bounds, than the policies were trained with; they then use the
+                environment's. Properties that weights depend on (shapes, number of actions) cannot
+                differ.
+            allow_non_finite: whether to accept weights with NaN or infinity.
+            custom_objects: custom layers and other classes that stored Keras models may contain:
+                name -> class. Those registered by `keras.saving.register_keras_serializable` are
+                not needed.
+            model_work_limit: how many times the usual work a stored Keras model may need, in calls,
                 operations and memory; `math.inf` for no limit. See `docs/decisions/003`.
 
         Raises:
-            CheckpointError: if the checkpoint is missing, damaged, foreign, not finite or of
-                another class, if a stored model takes too much work, or if it was saved with
+            CheckpointError: if the checkpoint is missing, damaged, of another format, not finite or
+                of another class, if a stored model exceeds the work limit, or if it was saved with
                 functions that a file cannot hold and that are not given.
             ConfigError: if `model_work_limit` is not a positive number.
             SpaceError: if the environment has other spaces than the policies were trained with.
-                Other bounds of observations are told in one line of the log.
+                Different observation bounds are only logged, in one line.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         written = path_of(checkpoint)
@@ -932,49 +940,50 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Builds the algorithm of a state that `__getstate__` returned, and restores it.
 
         Raises:
-            UsageError: if the state does not say of which class and config it is.
+            UsageError: if the state has no class or no config.
             WeightsError: if the state of a policy does not fit; also see `__setstate__`.
         """
         return build_from_state(state)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels to other processes as its checkpoint is; environments are made anew there.
+        """Pickles the algorithm as a checkpoint; the other process creates new environments.
 
-        Functions and classes that no checkpoint holds are pickled by their names.
+        Functions and classes that cannot be stored in a checkpoint are pickled by name.
 
         Raises:
-            UnpicklableError: if one of them has no name to be found by, such as a lambda.
+            UnpicklableError: if one of them cannot be imported by name, such as a lambda.
         """
         return checkpoints.reduced(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what `__setstate__` restores, under the names that ported code reads.
+        """Returns the state for `__setstate__`, under RLlib's names.
 
-        Keys: `algorithm_class`, `config`, `worker` (what `RolloutWorker.get_state` gives),
-        `counters`, `training_iteration`, `extra` (what `get_extra_state` gives: of DQN, its replay
-        buffer if `store_buffer_in_checkpoints`), and `eval_policy_mapping_fn` where there are
-        workers that evaluate. `save` holds more: running episodes.
+        Keys: `algorithm_class`, `config`, `worker` (from `RolloutWorker.get_state`), `counters`,
+        `training_iteration`, `extra` (from `get_extra_state`: for DQN, its replay buffer if
+        `store_buffer_in_checkpoints`), and `eval_policy_mapping_fn` if there are evaluation
+        workers. `save` also stores the running episodes.
         """
         return make_state(self)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restores what `__getstate__` returned, here and in remote workers.
+        """Restores a state of `__getstate__`, here and in remote workers.
 
-        Hyperparameters for which the configs differ are those of this algorithm; see `restore`.
+        Where the configs have different hyperparameters, those of this algorithm apply; see
+        `restore`.
 
         Raises:
             KeyError: if a part is missing; nothing is changed then.
-            WeightsError: if the state of a policy does not fit; likewise.
-            CheckpointError: if what a subclass keeps does not fit; likewise.
+            WeightsError: if the state of a policy does not fit; nothing is changed then.
+            CheckpointError: if the subclass's state does not fit; nothing is changed then.
         """
         restore_state(self, state)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns what a subclass adds to checkpoints: JSON values and arrays, nested in dicts."""
+        """Returns a subclass's additions to checkpoints: nested dicts of JSON values and arrays."""
         return {}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_extra_state` returned.
+        """Restores a state of `get_extra_state`.
 
         Raises:
             CheckpointError: if it does not fit; nothing is changed then.

@@ -17,9 +17,9 @@ class AlgorithmPolicies:
     """Changes the policies of all workers of an algorithm, or of none.
 
     Args:
-        workers: the workers that train.
-        evaluator: has those that evaluate.
-        check: of policies that are to be trained.
+        workers: the training workers.
+        evaluator: has the evaluation workers.
+        check: applied to policies that will be trained.
     """
 
     def __init__(self, workers: WorkerSet, evaluator: Evaluator, check: TrainableCheck) -> None:
@@ -31,7 +31,7 @@ class AlgorithmPolicies:
         """Returns the policy of an id.
 
         Raises:
-            UnknownPolicyError: if there is none; the nearest ids are named.
+            UnknownPolicyError: if there is none; the message names the nearest ids.
         """
         policies = self._workers.local_worker().policy_map
         try:
@@ -47,8 +47,8 @@ class AlgorithmPolicies:
         """Adds a policy to all workers; see `Algorithm.add_policy`.
 
         Args:
-            addition: of the policy.
-            evaluation_workers: whether the workers that evaluate get it.
+            addition: the policy or its spec, with mapping and trainable predicate.
+            evaluation_workers: whether evaluation workers get it.
         """
         self._require_trainable(addition)
         with PolicyTransaction() as transaction:
@@ -61,7 +61,7 @@ class AlgorithmPolicies:
         return added
 
     def _require_trainable(self, addition: PolicyAddition) -> None:
-        """Checks a policy that will surely be trained; see `TrainableCheck.require`."""
+        """Checks a policy if it is certain to be trained; see `TrainableCheck.require`."""
         predicate: Any = addition.is_policy_to_train
         if predicate is None:
             predicate = self._workers.local_worker().is_policy_to_train
@@ -84,10 +84,11 @@ class AlgorithmPolicies:
             evaluating.remove_policy(policy_id, policy_mapping_fn=mapping_fn)
 
     def assign(self, roles: MappingAndTrainable) -> None:
-        """Sets in all workers which policy acts for which agent, and which are trained.
+        """Sets the policy mapping function and the trainable policies in all workers.
 
         Args:
-            roles: the function, and the ids or function that say who is trained; None for all.
+            roles: the mapping function, and the ids or predicate of trained policies (None for
+                all).
         """
         predicate = as_predicate(roles.policies_to_train)
         self._workers.set_mapping_and_trainable(roles.policy_mapping_fn, predicate)

@@ -1,4 +1,4 @@
-"""The state of an algorithm as a dict, under the names that code written for RLlib reads."""
+"""The state of an algorithm as a dict with RLlib's keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.host import HostAlgorithm
 from tfpolicies.errors import UsageError
 
-_EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in evaluation
+_EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state
 
 
 def make_state(algorithm: HostAlgorithm) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def build_from_state(state: Mapping[str, Any]) -> Any:
     algorithm_class, config = (state.get(name) for name in ("algorithm_class", "config"))
     if algorithm_class is None or config is None:
         raise UsageError(
-            "A state of an algorithm must have 'algorithm_class' and 'config', as "
-            f"`algorithm.__getstate__()` gives it; got the keys {sorted(state)}."
+            "The state of an algorithm must have 'algorithm_class' and 'config', as "
+            f"`algorithm.__getstate__()` returns it; got the keys {sorted(state)}."
         )
     algorithm = algorithm_class(config.copy(copy_frozen=False))
     try:

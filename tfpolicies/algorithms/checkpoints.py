@@ -1,4 +1,4 @@
-"""Algorithms as checkpoint folders: what is written, and how a run goes on from it."""
+"""Checkpoint folders of algorithms: writing them and restoring from them."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ logger = logging.getLogger(__name__)
 
 
 class SavedPath(str):
-    """The folder of a checkpoint; in this process it brings along what no file can hold of it.
+    """The folder of a checkpoint, with the objects that cannot be stored in a file.
 
-    Pickled, copied or put together anew it is a plain text.
+    Pickling, copying or joining it gives a plain `str`.
 
     Args:
         folder: of the checkpoint.
-        settings: of the algorithm.
-        functions: likewise.
+        settings: those of the algorithm's settings that cannot be stored.
+        functions: those of its mapping and trainable functions that cannot be stored.
     """
 
     settings: dict[str, Any]
@@ -98,20 +98,20 @@ class SavedPath(str):
 
 
 class SavedCheckpoint(NamedTuple):
-    """Where a checkpoint lies."""
+    """The location of a checkpoint."""
 
     path: str
 
 
 class SaveResult(NamedTuple):
-    """What `Algorithm.save` returns."""
+    """The return value of `Algorithm.save`."""
 
     checkpoint: SavedCheckpoint
     metrics: dict[str, Any]  # of the last training iteration
 
 
 class AlgorithmRecord(NamedTuple):
-    """What a checkpoint will hold of an algorithm; training on does not change it."""
+    """A snapshot of an algorithm for a checkpoint; further training does not change it."""
 
     manifest: dict[str, Any]
     arrays: dict[str, dict[str, np.ndarray]]
@@ -134,16 +134,16 @@ class AlgorithmRecord(NamedTuple):
         )
 
     def stored(self, source: str) -> StoredAlgorithm:
-        """Returns what will be stored but for its arrays and policies."""
+        """Returns the stored algorithm without arrays and policies."""
         return StoredAlgorithm(Checkpoint(self.manifest, {}, {}), source)
 
 
 def record_of(algorithm: HostAlgorithm, policy_states: States | None = None) -> AlgorithmRecord:
-    """Returns what a checkpoint of an algorithm with its policies holds, as copies.
+    """Returns a snapshot of an algorithm with its policies, as copies.
 
     Args:
-        algorithm: what is recorded.
-        policy_states: by policy id, states to take instead of the present ones.
+        algorithm: the algorithm to copy.
+        policy_states: by policy id, states to use instead of the current ones.
     """
     instead = policy_states or {}
     worker = algorithm.worker
@@ -182,17 +182,7 @@ def record_of(algorithm: HostAlgorithm, policy_states: States | None = None) -> 
 def _export_models(
     algorithm: HostAlgorithm, record: AlgorithmRecord, folder: Path, states: States
 ) -> None:
-    """Writes a SavedModel of each policy of a checkpoint, but for those without a Keras model.
-
-    Args:
-        algorithm: whose checkpoint it is.
-        record: what the checkpoint holds.
-        folder: of the checkpoint.
-        states: by policy id, states to take instead of the present ones.
-
-    Raises:
-        ExportError: if one cannot be written.
-    """
+    """Writes a SavedModel of each policy with a Keras model; `states` replace current ones."""
     for policy_id in record.policies:
         policy: Any = algorithm.worker.policy_map[policy_id]
         if policy_id in states:
@@ -212,11 +202,11 @@ def save(
     Args:
         algorithm: an `Algorithm`.
         checkpoint_dir: the folder; None for one named after the iteration.
-        policy_states: states to write instead of the present ones, by policy id.
+        policy_states: states to write instead of the current ones, by policy id.
 
     Raises:
         CheckpointError: if it cannot be written.
-        ExportError: if a SavedModel cannot be written; the checkpoint is there.
+        ExportError: if a SavedModel cannot be written; the checkpoint is complete.
     """
     folder = resolve_path(checkpoint_dir or f"checkpoint_{algorithm.iteration:06d}")
     record = record_of(algorithm, policy_states)
@@ -234,13 +224,13 @@ def save(
 
 
 def _warn_unheld(algorithm: HostAlgorithm, stored: StoredAlgorithm) -> None:
-    """Logs once what a caller must give again when the checkpoint is loaded."""
+    """Warns once about the objects a caller must pass again when loading the checkpoint."""
     unheld = stored.unheld()
     if unheld is not None and algorithm.tells_of_unheld:
         algorithm.tells_of_unheld = False
         logger.warning(
-            "When you load this checkpoint, give these again, since no file chooses what is "
-            "imported: %s. Call %s.%s.",
+            "This checkpoint does not store these objects, since a file must not choose what is "
+            "imported: %s. Pass them when you load it: %s.%s.",
             unheld.names,
             type(algorithm).__name__,
             unheld.call,
@@ -248,11 +238,11 @@ def _warn_unheld(algorithm: HostAlgorithm, stored: StoredAlgorithm) -> None:
 
 
 def reduced(algorithm: HostAlgorithm) -> tuple[Any, tuple[Any, ...]]:
-    """Returns how pickle makes an algorithm: its checkpoint, and what no file can hold of it.
+    """Returns the `__reduce__` value: the checkpoint, and the objects that cannot be stored in it.
 
     Raises:
-        UnpicklableError: if its class, or a part of that, has no name to be found by; or if a
-            policy was added of a class that its config does not name.
+        UnpicklableError: if its class, or one of these objects, cannot be imported by name; or if
+            the class of an added policy is not named in the config.
     """
     record = record_of(algorithm)
     manifest, arrays, policies, segments = record
@@ -271,7 +261,7 @@ def reduced(algorithm: HostAlgorithm) -> tuple[Any, tuple[Any, ...]]:
 def held_back(
     algorithm: HostAlgorithm, stored: StoredAlgorithm
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns, by name, the settings and the functions of an algorithm that no file can hold."""
+    """Returns the settings and the functions of an algorithm that no file can hold, by name."""
     settings = algorithm.config.to_dict()
     present = algorithm.worker.policies.mapping_and_trainable._asdict()
     stored_functions = stored.functions._asdict()
@@ -287,8 +277,8 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
     found = admitted(decode_value(part.manifest["policy_class"]), POLICY_CLASS)
     if isinstance(found, Missing):
         raise UnpicklableError(
-            f"The policy {policy_id!r} was added as a {found.name}, which the config does not "
-            "name. Name it there, multi_agent(policies={...}), before you build the algorithm; or "
+            f"The class {found.name} of the added policy {policy_id!r} is not in the config. "
+            "Name it there, multi_agent(policies={...}), before you build the algorithm; or "
             "pickle the policies themselves."
         )
 
@@ -308,7 +298,7 @@ def _unpickled(
 
 
 def _sampler_record(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the running episodes, if the environments can give their state."""
+    """Returns the running episodes, if the environments support `get_state`."""
     sampler = worker.sampler
     goes_on = worker.has_episodes and not worker.config.new_episodes_at_checkpoint
     state = sampler.get_state() if goes_on and sampler is not None else None
@@ -316,12 +306,12 @@ def _sampler_record(worker: RolloutWorker) -> tuple[Any, dict[str, np.ndarray]]:
         return None, {}
     arrays: dict[str, np.ndarray] = {}
     envs = encode_value(state.pop("envs"))
-    del state["rng"]  # it is stored apart
+    del state["rng"]  # stored separately
     return {"envs": envs, "running": encode_value(take_arrays(state, arrays))}, arrays
 
 
 def _roles_record(policies: WorkerPolicies) -> dict[str, Any]:
-    """Returns which policy acts for whom and which are trained; functions as import paths."""
+    """Returns the mapping function and the trained policies; functions as import paths."""
     to_train = policies.is_policy_to_train
     ids = getattr(to_train, "ids", None)
     return {
@@ -346,12 +336,12 @@ def given_again(
     functions: MappingAndTrainable,
     overrides: Mapping[str, Any] | None,
 ) -> tuple[MappingAndTrainable, dict[str, Any]]:
-    """Returns the functions and settings to take instead of stored ones.
+    """Returns the functions and settings that replace stored ones.
 
     Args:
-        checkpoint: a path, or what `Algorithm.save` returned.
-        functions: given by the caller; None for those that are not.
-        overrides: likewise; functions may be among them.
+        checkpoint: a path, or the return value of `Algorithm.save`.
+        functions: from the caller's arguments; None for those not given.
+        overrides: settings from the caller, which may include functions.
     """
     settings = dict(overrides or {})
     named = {name: settings.pop(name, None) for name in MappingAndTrainable._fields}
@@ -365,32 +355,31 @@ def given_again(
 def _first_given(
     chosen: MappingAndTrainable, otherwise: MappingAndTrainable
 ) -> MappingAndTrainable:
-    """Returns chosen functions, and others where there are none."""
     pairs = zip(chosen, otherwise, strict=True)
     return MappingAndTrainable(*(other if own is None else own for own, other in pairs))
 
 
 class Unheld(NamedTuple):
-    """What a file cannot hold safely, so that loading asks for it."""
+    """Objects that a file cannot hold safely, so they must be passed when loading."""
 
-    names: str  # of settings and arguments, with what they were
-    call: str  # how to give them again
-    settings: Mapping[str, str]  # by name, what they were
+    names: str  # of settings and arguments, with their values
+    call: str  # that passes them
+    settings: Mapping[str, str]  # import paths of their values, by name
 
 
 def _named(missing: Mapping[str, Missing]) -> dict[str, str]:
-    """Returns how each is imported, or what to write in its place if it cannot be."""
+    """Returns the import path of each, or "MODULE:NAME" if it has none."""
     return {name: x.name if x.importable else "MODULE:NAME" for name, x in missing.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredAlgorithm:
-    """An algorithm as a checkpoint has it.
+    """An algorithm as stored in a checkpoint.
 
     Attributes:
         checkpoint: of the algorithm.
-        source: where it is from, for messages.
-        given: the functions to take instead of stored ones, where they are not None.
+        source: the origin, for messages.
+        given: functions that replace stored ones, where not None.
         overrides: settings that replace stored ones.
     """
 
@@ -409,12 +398,12 @@ class StoredAlgorithm:
         """Reads and checks a checkpoint.
 
         Args:
-            folder: where it is, as the caller wrote it.
-            policy_ids: only these policies; None for all.
+            folder: its path, as the caller wrote it.
+            policy_ids: the policies to read; None for all.
             *instead: `given` and `overrides`.
 
         Raises:
-            CheckpointError: if it is missing, damaged or foreign.
+            CheckpointError: if it is missing, damaged or of another format.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         chosen = None if policy_ids is None else list(policy_ids)
@@ -422,7 +411,7 @@ class StoredAlgorithm:
         return cls(found, repr(os.fspath(folder)), *instead)
 
     def policies(self, classes: Sequence[type] = ()) -> dict[str, StoredPolicy]:
-        """Returns the policies by id, which may be of these classes outside this package."""
+        """Returns the policies by id; `classes` are allowed in addition to this package's."""
         return policies_in(self.checkpoint, self.source, classes)
 
     def require_finite(self, *, allow: bool) -> None:
@@ -430,11 +419,11 @@ class StoredAlgorithm:
         for stored in self.policies().values():
             stored.require_finite(allow=allow)
 
-    # -- what a file cannot hold --------------------------------------------------------------
+    # -- objects that a file cannot hold ------------------------------------------------------
 
     @property
     def functions(self) -> MappingAndTrainable:
-        """Who acts and who is trained; a `Missing` for a function that the file may not name."""
+        """The mapping and the trained policies; `Missing` for functions the file may not name."""
         stored = self.checkpoint.manifest["roster"]
         found = {
             name: admitted(decode_value(stored[name]), ROSTER[name]) if value is None else value
@@ -443,7 +432,7 @@ class StoredAlgorithm:
         return MappingAndTrainable(**found)
 
     def missing_settings(self) -> dict[str, dict[str, Missing]]:
-        """Returns, by setting and place in it, what the config lacks, but for such functions."""
+        """Returns the `Missing` values of the config, by setting and location in it."""
         record = {**self.checkpoint.manifest["config"], "keras": None}
         overrides = {**dict.fromkeys(MappingAndTrainable._fields), **(self.overrides or {})}
         config = overridden_config(record, overrides, self.source, ALGORITHM_SETTINGS)
@@ -451,10 +440,9 @@ class StoredAlgorithm:
         return {name: missing for name, missing in settings.items() if missing}
 
     def unheld(self) -> Unheld | None:
-        """Returns what loading asks for, all at once; None if nothing.
+        """Returns all objects that must be passed when loading; None if there are none.
 
-        These are functions and classes of other packages than this one, and what has no import
-        path.
+        These are functions and classes of other packages, and objects without an import path.
         """
         roles = self.functions._asdict()
         functions = {name: x for name, x in roles.items() if isinstance(x, Missing)}
@@ -476,10 +464,10 @@ class StoredAlgorithm:
         return Unheld(", ".join(names), call, _named({**found, **functions}))
 
     def roles(self, otherwise: MappingAndTrainable = _NOTHING) -> MappingAndTrainable:
-        """Returns what is said of mapping and training.
+        """Returns the mapping function and the trained policies.
 
         Args:
-            otherwise: what to take for functions that the file cannot hold.
+            otherwise: replaces functions that the file cannot hold.
         """
         found = {
             name: getattr(otherwise, name) if isinstance(value, Missing) else value
@@ -494,7 +482,7 @@ class StoredAlgorithm:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Makes a `CheckpointError` of what a garbled manifest raises."""
+        """Converts errors caused by a malformed manifest into `CheckpointError`."""
         try:
             yield
         except CheckpointError:
@@ -512,13 +500,13 @@ class StoredAlgorithm:
         custom_objects: Mapping[str, Any] | None = None,
         model_work_limit: float = 1.0,
     ) -> Any:
-        """Returns the algorithm, restored; see `Algorithm.from_checkpoint`.
+        """Builds and restores the algorithm; see `Algorithm.from_checkpoint`.
 
         Args:
-            kind: the class that it, or a base of it, must be.
+            kind: the required class; subclasses are allowed.
             allow_other_spaces: as in `from_checkpoint`.
-            allow_non_finite: likewise.
-            custom_objects: likewise.
+            allow_non_finite: as in `from_checkpoint`.
+            custom_objects: as in `from_checkpoint`.
             model_work_limit: as in `from_checkpoint`.
         """
         with self._reading():
@@ -526,8 +514,9 @@ class StoredAlgorithm:
         self.require_finite(allow=allow_non_finite)
         if lacking is not None:
             raise CheckpointError(
-                f"{self.source} was saved with what a file cannot hold safely: {lacking.names}."
-            ).advised(f"Give it again: {lacking.call}.", lacking.settings)
+                f"{self.source} was saved with objects that a file cannot hold safely: "
+                f"{lacking.names}."
+            ).advised(f"Pass them when loading: {lacking.call}.", lacking.settings)
         shapes: Counter[tuple[int, ...]] = Counter()  # that weights must have
         for stored in self.policies().values():
             shapes |= Counter(stored.weight_shapes)
@@ -546,31 +535,30 @@ class StoredAlgorithm:
         """Returns the class of the algorithm: `given` or a subclass of it.
 
         Raises:
-            CheckpointError: if it is another one, or a class of the user's and `from_checkpoint`
-                was not called on it.
+            CheckpointError: if it is another class, or a custom class and `from_checkpoint` was not
+                called on it.
         """
         stored = self.checkpoint.manifest["algorithm_class"]
         known = {describe(given): given}
         found = admitted(decode_value(stored), Place("algorithm_class"), known=known)
         if isinstance(found, Missing) and not found.name.startswith("tfpolicies."):
             raise CheckpointError(
-                f"{self.source} holds an algorithm of the class {found.name}, which is not one of "
-                "this package's."
+                f"{self.source} holds an algorithm of the class {found.name}, which is not part of "
+                "this package."
             ).advised("Call `from_checkpoint` on your class.", {"algo": found.name})
         if not isinstance(found, type):
             raise CheckpointError(f"{self.source} names {found!r} as its algorithm's class.")
         if not issubclass(found, given):
             raise CheckpointError(
-                f"{self.source} holds an algorithm of the class {found.__name__}, which is no "
+                f"{self.source} holds an algorithm of the class {found.__name__}, not of "
                 f"{given.__name__}. Call `{found.__name__}.from_checkpoint(path)`, or "
-                "`Algorithm.from_checkpoint(path)` for whatever a checkpoint holds."
+                "`Algorithm.from_checkpoint(path)` for any class."
             )
         return found
 
     def _built(self, kind: type) -> Any:
-        """Returns a new algorithm of the stored config, with the policies there are."""
         config = self._config(kind)
-        if config.is_multi_agent():  # else those beside the only one are added when restoring
+        if config.is_multi_agent():  # else added policies are added again when restoring
             trained = self.roles().policies_to_train
             config.multi_agent(policies=self._specs(config), policies_to_train=trained)
         try:
@@ -580,10 +568,10 @@ class StoredAlgorithm:
             raise
 
     def _config(self, kind: type) -> Any:
-        """Returns the config of an algorithm of some class.
+        """Returns the stored config with overrides, for an algorithm class.
 
         Raises:
-            CheckpointError: if settings are missing that a file cannot hold, or do not fit.
+            CheckpointError: if settings that a file cannot hold are missing, or do not fit.
         """
         manifest = self.checkpoint.manifest
         with self._reading():
@@ -600,10 +588,10 @@ class StoredAlgorithm:
         return config
 
     def _specs(self, config: AlgorithmConfig) -> dict[str, PolicySpec]:
-        """Returns how the policies are made; those that the config lacks, too.
+        """Returns the policy specs, including those of policies that are not in the config.
 
         Raises:
-            CheckpointError: if a policy cannot be made of what was stored.
+            CheckpointError: if a policy cannot be created from its stored record.
         """
         known = config.policies
         classes = [spec.policy_class for spec in known.values() if spec.policy_class is not None]
@@ -615,7 +603,7 @@ class StoredAlgorithm:
     def _spec(self, policy_id: str, stored: StoredPolicy, config: AlgorithmConfig) -> PolicySpec:
         found = self._given_again(stored, config).spec()
         common = policy_config(config, policy_id, found.policy_class, {}).to_dict()
-        own = {  # what it has in common may differ in evaluation
+        own = {  # shared settings may differ in evaluation
             name: value
             for name, value in found.config.items()
             if name not in common or not is_equal(value, common[name])
@@ -623,11 +611,11 @@ class StoredAlgorithm:
         return dataclasses.replace(found, config=own)
 
     def _given_again(self, stored: StoredPolicy, config: AlgorithmConfig) -> StoredPolicy:
-        """Returns a policy that has what its algorithm has, where the stored ones had the same.
+        """Returns a policy with its algorithm's settings, where both had the same stored value.
 
-        A policy that was added to an algorithm has a config of its own, a copy of the algorithm's
-        in most. So what no file holds, such as callbacks or a model, is given to both; and numbers
-        that the algorithm has others of by now are the policy's, too.
+        The config of an added policy is mostly a copy of the algorithm's. So objects that no file
+        holds, such as callbacks or a model, apply to both, and so do numbers that the algorithm has
+        changed since.
 
         Args:
             stored: the policy.
@@ -653,7 +641,7 @@ class StoredAlgorithm:
         common: Mapping[str, Any],
         config: AlgorithmConfig,
     ) -> list[str]:
-        """Returns which settings of a policy its algorithm, which had the same, has others of.
+        """Returns the settings that a policy shared with its algorithm and the algorithm changed.
 
         Only hyperparameters, their schedules, and settings that the caller named are compared.
         """
@@ -664,14 +652,14 @@ class StoredAlgorithm:
         return [x for x in same if x in config and not is_equal(config[x], before[x])]
 
     def _require_trained_environment(self, config: AlgorithmConfig) -> None:
-        """Checks that the environment of a config is one that the policy is for.
+        """Checks that the environment of a config has the spaces of the policy.
 
-        Policies are compared with environments when they have been built; this is for those that
-        cannot be, and makes an environment to see why. What has several agents, or stands behind
-        connectors, is not compared.
+        Built policies are compared with their environment anyway. This explains why a policy could
+        not be built, and creates an environment for that. Environments with several agents or
+        connectors are not compared.
 
         Raises:
-            SpaceError: if it is not.
+            SpaceError: if the spaces differ.
         """
         stored = self.policies().get(DEFAULT_POLICY_ID)
         connected = config.agent_connectors or config.action_connectors
@@ -686,11 +674,11 @@ class StoredAlgorithm:
             made.close()
 
     def restore(self, algorithm: HostAlgorithm, *, allow_other_spaces: bool = False) -> None:
-        """Puts an algorithm into the stored state; checks all before it changes anything.
+        """Restores the stored state into an algorithm; checks everything before changing it.
 
-        All but whether weights are finite, which is asked before (`require_finite`).
-        Policies that the algorithm lacks are added, those that the checkpoint lacks are removed;
-        functions that the file cannot hold stay.
+        Finiteness is not checked; call `require_finite` before. Policies missing in the algorithm
+        are added, those missing in the checkpoint are removed. Functions that the file cannot hold
+        are kept.
 
         Raises:
             CheckpointError: if the checkpoint does not fit the algorithm.
@@ -723,7 +711,7 @@ class StoredAlgorithm:
         numbers = {name for pid in there for name in _replaced(stored[pid].state, states[pid])}
         if numbers:
             logger.info(
-                "%s: %s of the config hold, not those of the checkpoint.",
+                "%s: %s come from the config, not from the checkpoint.",
                 type(algorithm).__name__,
                 ", ".join(sorted(numbers)),
             )
@@ -746,17 +734,17 @@ class StoredAlgorithm:
 
 
 def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns a dict in a record; an empty one if there is none, which will be told elsewhere."""
+    """Returns a dict in a record; an empty one if there is none, which is reported elsewhere."""
     found = record.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def with_configured_numbers(worker: RolloutWorker, state: Any) -> Any:
-    """Returns a worker's state with the hyperparameters that its policies' configs have others of.
+    """Returns a worker's state, with hyperparameters from its policies' configs where these differ.
 
     Args:
         worker: the worker that the state is for.
-        state: as `RolloutWorker.get_state` returns it; a malformed one is returned as it is.
+        state: as `RolloutWorker.get_state` returns it; a malformed one is returned unchanged.
     """
     policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
     if not isinstance(policy_states, Mapping):
@@ -771,16 +759,14 @@ def with_configured_numbers(worker: RolloutWorker, state: Any) -> Any:
 
 
 def _replaced(stored: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
-    """Returns the names of hyperparameters that differ between two states."""
     before, now = (x.get("hyperparameters") or {} for x in (stored, state))
     return [name for name, value in now.items() if before.get(name) != value]
 
 
 def _alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """Returns the names under which both have the same."""
     return [name for name, value in own.items() if name in stored and stored[name] == value]
 
 
 def _unheld(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """Returns the names under which both have the same that a file cannot hold."""
+    """Returns the names that have equal values in both which a file cannot hold."""
     return [x for x in _alike(own, stored) if find_missing(decode_settings({x: own[x]}))]

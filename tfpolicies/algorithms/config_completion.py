@@ -1,4 +1,4 @@
-"""The config of an algorithm: completed and checked, and what its "auto" settings became."""
+"""Completes and checks the config of an algorithm, and resolves its "auto" settings."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ EnvSource = str | Callable[..., object] | None
 def complete_config(
     algorithm_class: Any, config: AlgorithmConfig | Mapping[str, Any] | None, env: EnvSource
 ) -> AlgorithmConfig:
-    """Returns the whole, valid config of an algorithm.
+    """Returns the complete, validated config of an algorithm.
 
     Args:
-        algorithm_class: the class of the algorithm.
+        algorithm_class: a subclass of `Algorithm`.
         config: a config, a dict of settings, or None.
         env: the environment, if the config names none.
 
     Raises:
-        ConfigError: if settings contradict each other, or `env` those of the config.
+        ConfigError: if settings contradict each other, or `env` contradicts the config.
     """
     if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
         raise ConfigError(positional_config(algorithm_class.__name__, config))
@@ -51,7 +51,7 @@ def complete_config(
 
 
 def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmConfig:
-    """Returns a general config with an algorithm's defaults where it says nothing.
+    """Returns a general config completed with an algorithm's defaults.
 
     Raises:
         ConfigError: if it is the config of another algorithm.
@@ -65,10 +65,10 @@ def _add_defaults(algorithm_class: Any, config: AlgorithmConfig) -> AlgorithmCon
 
 
 def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
-    """Checks that a config has no setting that a checkpoint of the algorithm could not bring back.
+    """Checks that a checkpoint of the algorithm can restore all settings of a config.
 
     Raises:
-        ConfigError: naming a setting that the default config of the algorithm lacks.
+        ConfigError: if the default config of the algorithm lacks a setting.
     """
     if type(config) is algorithm_class.config_class:
         return
@@ -80,30 +80,30 @@ def _require_restorable(algorithm_class: Any, config: AlgorithmConfig) -> None:
             f"{name} has the setting {unknown[0]!r}, but the config of {algorithm_class.__name__} "
             f"is {expected}, which has no such setting, so that no checkpoint could be restored. "
             f"Subclass {algorithm_class.__name__}, set `config_class = {name}` in it (or "
-            f'`later("{name}")` if the config is defined further down), and build that class.'
+            f'`later("{name}")` if the config is defined below it), and build that class.'
         )
 
 
 def _require_spaces(config: AlgorithmConfig) -> None:
-    """Checks that there is an environment, or else what policies observe and how they act."""
+    """Checks that the config has an environment, or observation and action spaces."""
     has_spaces = config.observation_space is not None and config.action_space is not None
     if config.env is None and not has_spaces and not config.is_multi_agent():
         raise ConfigError(
-            "An algorithm needs an environment: config.environment('CartPole-v1'), or a class "
-            "of your own. One that only acts, evaluates or learns from your batches needs "
+            "An algorithm needs an environment: config.environment('CartPole-v1'), or your own "
+            "class. One that only acts, evaluates or learns from your batches needs "
             "config.environment(observation_space=..., action_space=...)."
         )
 
 
 def record_resolved(algorithm: HostAlgorithm) -> None:
-    """Records resolved settings in an algorithm's config, and prints them in one line."""
+    """Records the resolved "auto" settings in an algorithm's config and prints them."""
     config, worker = algorithm.config, algorithm.worker
     envs = algorithm.workers.num_envs()
     length = config.fragment_length(envs)
     config.record_resolved(rollout_fragment_length=length)
     policies = [worker.get_policy(), *worker.policy_map.values()]
     resolved = (each for each in policies if each is not None and each.driver.acting.inference)
-    policy = next(resolved, None)  # the default one, or the first there is
+    policy = next(resolved, None)  # the default policy, or the first one
     if policy is None:
         return
     inference = policy.driver.acting.inference

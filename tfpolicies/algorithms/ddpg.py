@@ -1,20 +1,20 @@
 """Deep deterministic policy gradient, Lillicrap et al. 2015 (arXiv:1509.02971).
 
-One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
+One training step: collect a fragment, store its rows in a replay buffer, and update on rows sampled
 from it (`replay_buffer_config`), by minimising (algorithm 1 of the paper)
 
     L(theta) = E[w l(Q(s, a) - y)]                   l: half the square, or Huber
     y = r + gamma^n (1 - terminated) Q'(s', pi'(s'))
     L(phi) = -E[Q(s, pi(s))]                         whose gradient is that of the paper
 
-Targets follow behind each update: Q' <- tau Q + (1 - tau) Q', and pi' likewise. Actions are
-disturbed by an Ornstein-Uhlenbeck process (section 3). This is TD3 without its three parts, and
-they can be switched on: the mathematics, and what deviates, are in `td3.py`.
+Target networks are updated after each update, Q' <- tau Q + (1 - tau) Q', and pi' in the same way.
+Ornstein-Uhlenbeck noise is added to actions (section 3). This is TD3 without its three additions,
+which can be switched on; the mathematics and the deviations are described in `td3.py`.
 
 Further deviations from the paper: no batch normalisation; the action enters the critic with the
-observation, not behind its first layer; both networks have weight decay, `l2_reg`, and one learning
+observation, not after its first layer; both networks have weight decay, `l2_reg`, and one learning
 rate. The defaults are those of RLlib's contributed package `rllib_ddpg`, as of release 2.10; so
-rows are drawn by priorities, where the paper draws them uniformly.
+replay is prioritized, where the paper samples uniformly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["DDPG", "DDPGConfig", "DDPGTF1Policy", "DDPGTF2Policy", "DDPGTFPolicy
 
 
 class DDPGTFPolicy(TD3TFPolicy):
-    """The mathematics of DDPG, for any runtime: that of `TD3TFPolicy`, by other defaults."""
+    """The loss of DDPG, for any runtime: that of `TD3TFPolicy` with other defaults."""
 
     config_class = later("DDPGConfig")
 

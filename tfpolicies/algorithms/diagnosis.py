@@ -1,9 +1,9 @@
-"""Warnings about a run that does not learn, from the numbers of its iterations.
+"""Warnings about a run that does not learn, based on the statistics of its iterations.
 
-Checks are ranked, the likeliest cause first. Each of them is reported once in a run, with the
-number that shows it and the setting that changes it, after it has held in several iterations in a
-row. A symptom waits while a check of higher rank holds or may still turn out to hold: that explains
-it. A run whose returns have grown is learning, and only its wiring is checked.
+Checks are ranked, with the likeliest cause first. Each is reported once per run, with the statistic
+that shows it and the setting that changes it, after it has failed in several consecutive
+iterations. A symptom is not reported while a check of higher rank fails, or cannot be decided yet,
+since that explains it. If returns have grown, the run is learning, and only its setup is checked.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from tfpolicies.rollout.episode import RolloutMetrics
 
 logger = logging.getLogger("tfpolicies")
 
-_IN_A_ROW = 3  # iterations in which a cause holds before it is reported
-_SYMPTOM_IN_A_ROW = 5  # and a symptom, which some cause may explain that takes longer to show
-_ENOUGH_EPISODES = 40  # that have ended: as many again as the first returns are of
+_IN_A_ROW = 3  # iterations in which a check fails before it is reported
+_SYMPTOM_IN_A_ROW = 5  # the same for a symptom, whose cause may take longer to show
+_ENOUGH_EPISODES = 40  # finished episodes: twice the number of first returns
 _MOST_ROWS = 0.5  # share of the rows of a batch that counts as most of them
-_FAR = 10  # times the target that a KL divergence is far over it
-_NEAR_0 = 1e-3  # of the target of the KL divergence
-_SMALL_RATE = 1e-5  # of learning: from here on other causes keep a policy as it is
-_LARGE_RATE = 0.03  # of Adam, above which networks hardly learn
-_SMALLEST_RATE = 1e-6  # below it no network changes in a run of usual length
+_FAR = 10  # multiple of its target at which a KL divergence is far too large
+_NEAR_0 = 1e-3  # share of its target at which a KL divergence is nearly 0
+_SMALL_RATE = 1e-5  # learning rate above which other causes explain a KL near 0
+_LARGE_RATE = 0.03  # learning rate of Adam above which networks hardly learn
+_SMALLEST_RATE = 1e-6  # learning rate below which networks hardly change in a usual run
 _LITTLE = 0.01  # of the largest entropy of discrete actions
 _NEARLY_ALL = 0.95  # of the largest entropy of discrete actions
 _NARROW = 0.01  # standard deviation of a continuous action, in units of the policy
-_WIDE = 2.0  # in the same units; policies begin with 1
-_LARGE_BONUS = 10  # times the policy's objective that the entropy bonus drowns it
+_WIDE = 2.0  # in the same units; initially it is 1
+_LARGE_BONUS = 10  # multiple of the policy's objective at which the entropy bonus dominates
 _LARGE_OBS = 1e3  # observations of this size saturate networks
-_ROWS = 64  # of a batch, in which the size of observations is measured
-_LARGE_ERROR = 1e3  # of values, which networks do not learn to correct
-_EXPLAINED = 0.1  # share of the variance of returns; values that explain more are being learned
-_EXPLODED = 3  # times the largest possible return that no value can be
-_SAME_RETURNS = 100  # episodes with the same return that are worth a word
-_MOST_EPISODES = 1.5  # times as many episodes as are looked at, in all: most are looked at
-_WITHOUT_END = 10_000  # steps of each environment in which no episode ended
-_STEPS_PER_UPDATE = 8  # with replay: so few updates hardly learn
+_ROWS = 64  # rows of a batch used to measure the magnitude of observations
+_LARGE_ERROR = 1e3  # value error that networks do not learn to correct
+_EXPLAINED = 0.1  # explained variance above which the value function is learning
+_EXPLODED = 3  # multiple of the largest possible return at which values explode
+_SAME_RETURNS = 100  # episodes with the same return before a warning
+_MOST_EPISODES = 1.5  # maximum ratio of all episodes to checked episodes
+_WITHOUT_END = 10_000  # steps per environment without an episode end before a warning
+_STEPS_PER_UPDATE = 8  # with replay: more steps per update hardly learn
 _START = "num_steps_sampled_before_learning_starts"
 
 _MAY_HOLD = ""
-"""Returned by a check that cannot tell yet whether it holds; symptoms wait for it."""
+"""Returned by a check that cannot be decided yet; symptoms wait for it."""
 
 
 class Trained(NamedTuple):
@@ -60,24 +60,24 @@ class Trained(NamedTuple):
 
     policy_id: str
     stats: Mapping[str, Any]  # `learner_stats`
-    config: Mapping[str, Any]  # the policy's own
+    config: Mapping[str, Any]  # of the policy
     action_space: gym.Space
     result: Mapping[str, Any]  # of the iteration
-    obs_size: float = math.nan  # of the observations that it was given, see `RowSizes`
-    reward_size: float = math.nan  # of the largest reward so far
+    obs_size: float = math.nan  # magnitude of its observations, see `RowSizes`
+    reward_size: float = math.nan  # largest absolute reward so far
 
     def number(self, name: str) -> float:
-        """Returns a statistic; NaN, which no comparison holds for, if there is none."""
+        """Returns a statistic; NaN, so that comparisons are false, if there is none."""
         value = self.stats.get(name)
         return float(value) if isinstance(value, int | float) else math.nan
 
     def setting(self, name: str) -> float:
-        """Returns a setting that is a number; NaN if there is none."""
+        """Returns a numeric setting; NaN if there is none."""
         value = self.config.get(name)
         return float(value) if isinstance(value, int | float) else math.nan
 
     def learning_rates(self) -> dict[str, float]:
-        """Returns the rates in force by the names of their settings."""
+        """Returns the current learning rates by setting name."""
         names = [name for name in self.stats if name.startswith("cur_") and name.endswith("lr")]
         return {name.removeprefix("cur_"): self.number(name) for name in names}
 
@@ -87,16 +87,16 @@ class Sampled(NamedTuple):
 
     result: Mapping[str, Any]
     config: AlgorithmConfig
-    episodes: Sequence[RolloutMetrics]  # the last ones
+    episodes: Sequence[RolloutMetrics]  # the newest
     num_envs: int  # of all workers
-    first_returns: Sequence[float] | None = ()  # of the first episodes; None if they are not known
+    first_returns: Sequence[float] | None = ()  # of the first episodes; None if unknown
 
     def amount(self, name: str) -> int:
-        """Returns what was sampled or trained in this iteration, in the unit of the run."""
+        """Returns the sampled or trained steps of this iteration, in the unit of the run."""
         return int(self.result[f"num_{self.config.count_steps_by}_{name}_this_iter"])
 
     def has_improved(self) -> bool:
-        """Whether recent returns are higher than the first ones, by one standard deviation."""
+        """Returns whether recent returns exceed the first ones by one standard deviation."""
         if self.first_returns is None:
             return True
         mean = self.result.get("recent_returns", {}).get("mean", math.nan)
@@ -107,14 +107,14 @@ class Sampled(NamedTuple):
 
 
 class RowSizes:
-    """How large the observations and rewards are that policies learn from."""
+    """Measures the magnitude of the observations and rewards that policies learn from."""
 
     def __init__(self) -> None:
         self._obs: dict[str, float] = {}
         self._rewards: dict[str, float] = {}
 
     def begin(self) -> None:
-        """Begins an iteration."""
+        """Starts a new iteration."""
         self._obs.clear()
 
     def measure(self, policy_id: str, batch: SampleBatch) -> None:
@@ -128,7 +128,7 @@ class RowSizes:
             self._rewards[policy_id] = max(largest, self._rewards.get(policy_id, 0.0))
 
     def of(self, policy_id: str) -> tuple[float, float]:
-        """Returns the sizes of a policy's observations and rewards; NaN where there are none."""
+        """Returns the magnitudes of a policy's observations and rewards; NaN if not measured."""
         obs = self._obs.get(policy_id, math.nan)
         return obs, self._rewards.get(policy_id, math.nan)
 
@@ -143,13 +143,13 @@ def _largest_component(leaf: np.ndarray) -> float:
 
 
 class Check(NamedTuple):
-    """One thing that may be wrong.
+    """One check of a run or policy.
 
     Attributes:
-        function: returns the warning if the thing is wrong, None if it is not, and `_MAY_HOLD`.
-        in_a_row: iterations that it must hold in.
-        is_symptom: whether any check of higher rank explains it.
-        is_wiring: whether it also concerns runs whose returns grow.
+        function: returns a warning if the check fails, None if it passes, or `_MAY_HOLD`.
+        in_a_row: consecutive iterations in which it must fail.
+        is_symptom: whether failed checks of higher rank explain it.
+        is_wiring: whether it also applies to runs whose returns grow.
     """
 
     function: Callable[[Any], str | None]
@@ -159,24 +159,24 @@ class Check(NamedTuple):
 
 
 class Diagnosis:
-    """Reports why a run does not learn, as soon as results show it."""
+    """Warns why a run does not learn, as soon as results show it."""
 
     def __init__(self) -> None:
         self._in_a_row: Counter[tuple[str, str]] = Counter()
         self._reported: set[str] = set()
 
     def look(self, sampled: Sampled, trained: Iterable[Trained]) -> None:
-        """Checks an iteration, and logs a warning for each new cause of trouble.
+        """Checks an iteration, and logs a warning for each newly failed check.
 
         Args:
-            sampled: the whole run.
-            trained: the policies that learned in it.
+            sampled: statistics of the whole run.
+            trained: statistics of the policies that learned.
         """
         improved = sampled.has_improved()
         steps = sampled.result["num_env_steps_sampled"] // max(1, sampled.num_envs)
         ready = sampled.result["episodes_total"] >= _ENOUGH_EPISODES or steps >= _WITHOUT_END
         policies = [*trained]
-        explained: set[str] = set()  # ids of policies with a check of higher rank that holds
+        explained: set[str] = set()  # ids of policies that failed a check of higher rank
         for name, check in _CHECKS.items():
             subjects = [sampled] if name in _OF_THE_RUN else policies
             for subject in subjects:
@@ -184,7 +184,7 @@ class Diagnosis:
                 message = None
                 if check.is_wiring or not improved:
                     message = check.function(subject)
-                waits = not (ready or check.is_wiring)  # a run that learns may not show it yet
+                waits = not (ready or check.is_wiring)  # returns may not show learning yet
                 waits |= check.is_symptom and not explained.isdisjoint({"", policy_id})
                 if message is not None:
                     explained.add(policy_id)
@@ -203,7 +203,7 @@ class Diagnosis:
             logger.warning("%s%s", f"Policy {policy_id!r}: " if policy_id else "", message)
 
 
-# -- of the whole run -------------------------------------------------------------------------
+# -- checks of the whole run ------------------------------------------------------------------
 
 
 def _check_training(sampled: Sampled) -> str | None:
@@ -211,8 +211,8 @@ def _check_training(sampled: Sampled) -> str | None:
     if sampled.result["info"]["learner"] or not sampled.amount("sampled") or waits:
         return None
     return (
-        f"An iteration sampled {sampled.amount('sampled')} steps, but updated no policy. Look at "
-        "policies_to_train, and at the policies that policy_mapping_fn gives to agents."
+        f"An iteration sampled {sampled.amount('sampled')} steps, but updated no policy. Check "
+        "policies_to_train, and the policies that policy_mapping_fn returns for agents."
     )
 
 
@@ -244,7 +244,7 @@ def _check_returns(sampled: Sampled) -> str | None:
     return (
         f"{_environment(sampled)}: the return was {value:g} in each of the last "
         f"{len(sampled.episodes)} episodes, so nothing tells good actions from bad ones. "
-        "Give rewards on the way to the goal, or explore more "
+        "Add intermediate rewards, or explore more "
         "(entropy_coeff, exploration_config)."
     )
 
@@ -268,7 +268,7 @@ def _environment(sampled: Sampled) -> str:
     return f"Environment {env_name(sampled.config.env)!r:.200}"
 
 
-# -- of one policy ----------------------------------------------------------------------------
+# -- checks of one policy ---------------------------------------------------------------------
 
 
 def _check_observations(trained: Trained) -> str | None:
@@ -277,25 +277,25 @@ def _check_observations(trained: Trained) -> str | None:
     if not trained.obs_size > _LARGE_OBS:
         return None
     return (
-        f"observations are of size {trained.obs_size:.2g}, but networks learn from numbers near 1: "
-        "larger ones saturate them. Set rollouts(observation_filter='MeanStdFilter'), on the "
+        f"observations have magnitude {trained.obs_size:.2g}, but networks learn from numbers near "
+        "1: larger ones saturate them. Set rollouts(observation_filter='MeanStdFilter'), on the "
         "command line --set observation_filter=MeanStdFilter, or scale them in the environment."
     )
 
 
 def _check_own_returns(trained: Trained) -> str | None:
-    """Finds a policy of several whose agents have got the same return since the run began."""
+    """Finds one of several policies whose agents got the same return since the start."""
     result = trained.result
     if len(result.get("policy_reward_mean", {})) < 2:
-        return None  # the returns of the whole run are its own
+        return None  # `_check_returns` checks the returns of a single policy
     returns = result.get("hist_stats", {}).get(f"policy_{trained.policy_id}_reward", ())
     are_most = result["episodes_total"] < _MOST_EPISODES * len(returns)
     if len(returns) < _SAME_RETURNS or len({*returns}) > 1 or not are_most:
         return None
     return (
         f"the return of its agents was {returns[0]:g} in each of the last {len(returns)} episodes, "
-        "so nothing tells good actions from bad ones. Look at the rewards that the environment "
-        "gives to these agents, and at policy_mapping_fn."
+        "so nothing tells good actions from bad ones. Check the rewards that the environment "
+        "gives to these agents, and policy_mapping_fn."
     )
 
 
@@ -310,8 +310,8 @@ def _check_horizon(trained: Trained) -> str | None:
     if gamma > 0:
         sight = f"looks about {horizon:.3g} steps ahead, 1 / (1 - gamma)"
     return (
-        f"gamma={gamma:g} {sight}, but episodes have {length:.0f} steps on average: what an action "
-        "brings later does not count. Set training(gamma=0.99), on the command line --set "
+        f"gamma={gamma:g} {sight}, but episodes have {length:.0f} steps on average: later rewards "
+        "of an action do not count. Set training(gamma=0.99), on the command line --set "
         "gamma=0.99."
     )
 
@@ -376,7 +376,7 @@ def _check_values(trained: Trained) -> str | None:
         return (
             f"{shown}, although rewards of at most {reward:.2g} with gamma={gamma:g} make no value "
             f"larger than {largest:.2g}: the value function explodes. Lower {_get_rates(trained)}, "
-            "or set grad_clip=0.5; where there are target networks, move them less often."
+            "or set grad_clip=0.5; with target networks, update them less often."
         )
     error = abs(trained.number("mean_td_error")) if math.isnan(loss) else math.sqrt(loss)
     if error > _LARGE_ERROR and not trained.number("vf_explained_var") > _EXPLAINED:
@@ -393,7 +393,7 @@ def _check_advantages(trained: Trained) -> str | None:
         return None
     return (
         "policy_loss is exactly 0, since all advantages are 0: the rewards make no difference "
-        "between actions, and nothing is trained. Look at the rewards of the environment, and at "
+        "between actions, and nothing is trained. Check the rewards of the environment, and "
         "clip_rewards."
     )
 
@@ -405,7 +405,7 @@ def _check_entropy(trained: Trained) -> str | None:
         return None
     return (
         f"the entropy is {entropy:.2g} nats, so the policy nearly always takes the same action in "
-        "the same place and explores no more. Raise entropy_coeff (now "
+        "the same state and no longer explores. Raise entropy_coeff (now "
         f"{trained.config.get('entropy_coeff', 0.0):g}) or lower {_get_rates(trained)}."
     )
 
@@ -414,7 +414,7 @@ def _check_value_errors(trained: Trained) -> str | None:
     share = trained.number("vf_clipped")
     if not share > _MOST_ROWS:
         return None
-    of_policies = trained.result.get("policy_reward_mean", {})  # where there are several
+    of_policies = trained.result.get("policy_reward_mean", {})  # with several policies
     of_all = trained.result.get("episode_reward_mean", math.nan)
     mean = of_policies.get(trained.policy_id, of_all)
     returns = f" (the mean return is {mean:.4g})" if math.isfinite(mean) else ""
@@ -427,7 +427,6 @@ def _check_value_errors(trained: Trained) -> str | None:
 
 
 def _get_rates(trained: Trained) -> str:
-    """Returns the learning rates of a policy in words."""
     rates = trained.learning_rates().items()
     return " and ".join(f"{name} (now {rate:.2g})" for name, rate in rates) or "lr"
 
@@ -439,7 +438,7 @@ def _get_entropy(trained: Trained) -> float:
 
 
 def _get_largest_entropy(action_space: gym.Space) -> tuple[float, int]:
-    """Returns the entropy of random discrete actions, and how many components are continuous."""
+    """Returns the entropy of random discrete actions, and the number of continuous components."""
     most, components = 0.0, 0
     for leaf in action_leaves(action_space):
         if is_float_box(leaf.space):
@@ -450,7 +449,6 @@ def _get_largest_entropy(action_space: gym.Space) -> tuple[float, int]:
 
 
 def _entropy_of(deviation: float) -> float:
-    """Returns the entropy of a normal distribution with a standard deviation."""
     return 0.5 * math.log(2 * math.pi * math.e) + math.log(deviation)
 
 
@@ -470,20 +468,20 @@ _CHECKS: dict[str, Check] = {
     "entropy": Check(_check_entropy, _SYMPTOM_IN_A_ROW, is_symptom=True),
     "value errors": Check(_check_value_errors, _SYMPTOM_IN_A_ROW, is_symptom=True),
 }
-"""By name, the likeliest cause first."""
+"""Checks by name, with the likeliest cause first."""
 
 _OF_THE_RUN = ("training", "ends", "intensity", "returns")
 
 
-# -- of its length ----------------------------------------------------------------------------
+# -- checks of the run length -----------------------------------------------------------------
 
 
 def too_short(config: AlgorithmConfig, steps: float) -> str | None:
-    """Says that learning does not start in so many steps; None if it does.
+    """Returns a message if learning does not start within some steps, else None.
 
     Args:
         config: of the run.
-        steps: environment steps that it samples from its beginning to its end.
+        steps: environment steps of the whole run.
     """
     start = config.get(_START, 0)
     if not start or steps > start:

@@ -1,7 +1,7 @@
-"""Deep Q-learning, Mnih et al. 2015 (doi:10.1038/nature14236), and the parts of Rainbow.
+"""Deep Q-learning, Mnih et al. 2015 (doi:10.1038/nature14236), with the extensions of Rainbow.
 
-One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
-from it, uniformly or by priorities (`replay_buffer_config`), by minimising
+One training step: collect a fragment, store its rows in a replay buffer, and update on rows sampled
+from it, uniformly or by priority (`replay_buffer_config`), by minimising
 
     L = E[w l(Q(s, a) - y)]                          l: Huber (delta 1), or the square
     y = r + gamma^n (1 - terminated) Q'(s', a*)      (Mnih et al.; n-step: Sutton & Barto 2018, 7.1)
@@ -15,22 +15,22 @@ to `v_max` (C51, Bellemare et al. 2017, arXiv:1707.06887, algorithm 1), and
 
     L = E[w H(P y, Z(s, a))],   y = r + gamma^n (1 - terminated) Z'(s', a*),   Q(s, a) = E[Z(s, a)]
 
-where P projects onto the atoms (equation 7) and H is the cross entropy, in nats. Per row that is
-the error which sets priorities, as in RLlib; Rainbow (Hessel et al. 2018, arXiv:1710.02298) takes
-the divergence, which is smaller by the entropy of P y.
+where P projects onto the atoms (equation 7) and H is the cross entropy, in nats. The cross entropy
+of a row is also its error for priorities, as in RLlib; Rainbow (Hessel et al. 2018,
+arXiv:1710.02298) uses the KL divergence, which is smaller by the entropy of P y.
 
-With `noisy` the layers behind the encoder are noisy (Fortunato et al. 2018, arXiv:1706.10295:
-factorised noise, which is an input). Each row acts with noise of its own; an update draws that of
-Q, Q' and what chooses a* once for all rows (their algorithm 1). Greedy actions and
-`compute_td_error` have the mean weights. `exploration_config` stays as it is, as in RLlib: for
+With `noisy` the layers after the encoder are noisy (Fortunato et al. 2018, arXiv:1706.10295:
+factorised noise, which is an input). When acting, each row has its own noise; an update draws noise
+for Q, Q' and the network that chooses a* once for all rows (their algorithm 1). Greedy actions and
+`compute_td_error` use the mean weights. `exploration_config` does not change, as in RLlib: for
 Rainbow, which has no epsilon, set it to 0.
 
-Deviations from the papers: Adam; gradients are clipped by each variable's norm; where rows are
-drawn uniformly, those of all updates of one training step are drawn before the first of them, which
-run in one compiled call. `replay/prioritized.py` lists those of prioritised replay.
-Near the end of an episode, n-step sums have fewer terms, and gamma's exponent is their number.
-Noisy layers begin with means as other layers do here, not uniformly, and with sigmas of
-sigma0 / sqrt(inputs), as in the paper; RLlib draws those of kernels, whatever sigma0 is.
+Deviations from the papers: Adam; gradients are clipped by each variable's norm; with uniform
+replay, the rows of all updates of a training step are sampled before the first update, and the
+updates run in one compiled call. `replay/prioritized.py` lists those of prioritised replay. Near
+the end of an episode, n-step sums have fewer terms, and gamma's exponent is their number. The means
+of noisy layers are initialised like other layers, not uniformly, and sigmas with sigma0 /
+sqrt(inputs), as in the paper; RLlib draws the sigmas of kernels randomly, independent of sigma0.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ _LARGEST_ATOM = 1e38  # float32 holds the difference of two of them
 
 
 class DQNTFPolicy(OffPolicyTFPolicy):
-    """The mathematics of DQN, for any runtime.
+    """The loss of DQN, for any runtime.
 
-    `extras["q_values"]` `[B, n]` of acting are the action values; those of actions that a mask
-    forbids are the smallest float32. `learn_on_batch` gives `td_error` `[B]`.
+    `extras["q_values"]` `[B, n]` of acting are the action values; those of masked actions are the
+    smallest float32. `learn_on_batch` returns `td_error` `[B]`.
     """
 
     config_class = later("DQNConfig")
@@ -97,15 +97,15 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         super().validate_spaces(observation_space, action_space, config)
         if not isinstance(action_space, gym.spaces.Discrete):
             raise UnsupportedSpaceError(
-                f"{type(self).__name__} supports Discrete actions only, got {action_space}: a "
-                "value is estimated for each action."
+                f"{type(self).__name__} supports Discrete actions only, got {action_space}: it "
+                "estimates a value for each action."
             )
         if config["noisy"]:
             _require_noisy(config)
 
     @classmethod
     def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
-        """Returns what turns action values into actions: the largest one is the greedy action."""
+        """Returns the distribution over action values: the greedy action has the largest one."""
         dueling = _is_dueling(static)
         if static["num_atoms"] > 1:
             atoms = {name: static[name] for name in ("num_atoms", "v_min", "v_max")}
@@ -116,10 +116,10 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     def _model_source(
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
-        """Returns where Q-networks come from.
+        """Returns the source of Q-networks.
 
-        A model of the user's gives the values of all actions, `[B, n]`, or the logits of all atoms,
-        `[B, n * num_atoms]`; `dueling` and `hiddens` do not concern it.
+        A custom model returns the values of all actions, `[B, n]`, or the logits of all atoms, `[B,
+        n * num_atoms]`; `dueling` and `hiddens` are ignored for it.
         """
         if static["model"]["custom_model"] is not None:
             return super()._model_source(observation_space, dist_class, static)
@@ -128,7 +128,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     @classmethod
     def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
-        """Q, Q' and what chooses a* have noise of their own."""
+        """Returns the noise size of an update: one block each for Q, Q' and the choice of a*."""
         del static
         return 3 * source.noise_size
 
@@ -163,7 +163,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         return masked_mean(train_batch["weights"] * losses, mask)
 
     def _noise(self) -> list[dict[str, tf.Tensor]]:
-        """Returns what a batch has besides, for each of three calls of a network."""
+        """Returns the noise inputs of the three network calls in `loss`."""
         if not self.config["noisy"]:
             return [{}, {}, {}]
         return [{NOISE: row[None]} for row in tf.split(self.update_noise, 3)]
@@ -190,9 +190,9 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             obs_t: observations `[B, ...]`.
             act_t: actions `[B]`.
             rew_t: rewards `[B]`, sums over `n_step` steps.
-            obs_tp1: the observations reached `[B, ...]`.
+            obs_tp1: the next observations `[B, ...]`.
             terminateds_mask: `[B]`, 1 or True where the episode terminated.
-            importance_weights: accepted and unused: they weigh the loss, not the errors.
+            importance_weights: accepted and unused: they weight the loss, not the errors.
 
         Raises:
             ObservationError: if observations do not fit their space.
@@ -208,7 +208,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         return _compared(self.dist_class, given, outputs, next_outputs, chooser)[1].numpy()
 
     def _target_state(self) -> PolicyState:
-        """Returns a state whose model is the target network, for acting."""
+        """Returns a state whose `model` is the target network."""
         state = self._state.copy()
         for name, source in state.layout.followed_segments("target"):
             state.segments[source][...] = state.segments[name]
@@ -222,13 +222,13 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
 
 def _outputs(model: ModelView, obs: TensorStructure, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns what a network gives for observations, `[B, num_outputs]`."""
+    """Returns the outputs of a network for observations, `[B, num_outputs]`."""
     model({SampleBatch.OBS: obs, **noise})
     return model.raw_outputs()
 
 
 class _Given(NamedTuple):
-    """What transitions are, `[B]` each."""
+    """Actions, rewards and discounts of transitions, `[B]` each."""
 
     actions: Any
     rewards: Any
@@ -242,14 +242,14 @@ def _compared(
     next_outputs: tf.Tensor,
     chooser: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the values Q(s, a) `[B]`, and the errors `[B]` that are to become small.
+    """Returns the values Q(s, a) `[B]`, and the errors `[B]` to minimise.
 
     Args:
-        dist_class: says what outputs of networks mean.
+        dist_class: interprets the outputs of networks.
         given: the transitions.
         outputs: of the online network in s, `[B, num_outputs]`.
         next_outputs: of the target network in s'.
-        chooser: those that choose the action in s'.
+        chooser: outputs in s' that choose the action.
     """
     actions, rewards, discounts = given
     chosen = q_learning.chosen_values(dist_class.inputs_of(outputs), actions)
@@ -267,29 +267,25 @@ def _compared(
 
 
 def _require_noisy(config: Mapping[str, Any]) -> None:
-    """Checks that a policy with these settings can be noisy.
-
-    Raises:
-        ConfigError: naming the contradiction.
-    """
+    """Raises a `ConfigError` if other settings exclude noisy layers."""
     if config["model"].get("custom_model") is not None:
         raise ConfigError(
-            "noisy=True needs the network that DQN builds: the layers of model['custom_model'] are "
-            "its own. Leave one of them out."
+            "noisy=True needs the network that DQN builds, and model['custom_model'] replaces it. "
+            "Leave one of them out."
         )
     kind = (config["exploration_config"] or {}).get("type")
     if is_one_of(kind, "ParameterNoise", ParameterNoise):
         raise ConfigError(
-            "noisy=True and exploration_config={'type': 'ParameterNoise'} both disturb the "
+            "noisy=True and exploration_config={'type': 'ParameterNoise'} both add noise to the "
             "weights. Choose one of them."
         )
 
 
 def _require_distinct_atoms(v_min: float, v_max: float, num_atoms: int) -> None:
-    """Checks that float32 tells the atoms from `v_min` to `v_max` apart.
+    """Checks that float32 resolves the atoms from `v_min` to `v_max`.
 
     Raises:
-        ConfigError: naming the three settings, the rule and the values.
+        ConfigError: if not; it names the three settings, the rule and the values.
     """
     largest = max(abs(v_min), abs(v_max))
     spacing = (v_max - v_min) / min(num_atoms - 1, 2**53)  # which a float holds
@@ -338,15 +334,15 @@ class DQNTraining(OffPolicyTraining):
     grad_clip_by: str = "norm"
     replay_buffer_config: Mapping[str, Any] = setting(BY_PRIORITIES)
     adam_epsilon: float = setting(1e-8, POSITIVE)  # of the default optimizer
-    double_q: bool = setting(True, BOOL)  # the online network chooses, the target one values
-    dueling: bool = setting(True, BOOL)  # off for a model of one's own
+    double_q: bool = setting(True, BOOL)  # the online network chooses, the target one evaluates
+    dueling: bool = setting(True, BOOL)  # ignored with a custom model
     hiddens: Any = setting([256], COUNTS)  # hidden layers of the heads
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))
-    num_atoms: int = setting(1, COUNT)  # of the distribution of each return; 1: its mean alone
-    v_min: float = setting(-10.0, FINITE)  # the least return that has an atom
-    v_max: float = setting(10.0, FINITE)  # the greatest one
+    num_atoms: int = setting(1, COUNT)  # of the return distribution; 1: only its mean
+    v_min: float = setting(-10.0, FINITE)  # the smallest return that has an atom
+    v_max: float = setting(10.0, FINITE)  # the largest one
     noisy: bool = setting(False, BOOL)  # whether the layers of the heads are noisy
-    sigma0: float = setting(0.5, AMOUNT)  # how noisy they begin
+    sigma0: float = setting(0.5, AMOUNT)  # their initial noise
 
     def __post_init__(self) -> None:
         super().__post_init__()

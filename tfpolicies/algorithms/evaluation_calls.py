@@ -1,4 +1,4 @@
-"""Evaluations of an algorithm: those between iterations, beside them, and those users ask for."""
+"""Runs evaluations of an algorithm: after iterations, parallel to them, or by `evaluate()`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EvaluationCalls:
         self._last: dict[str, Any] | None = None
 
     def start(self) -> RunningEvaluation | None:
-        """Starts the evaluation of the next iteration, if it runs beside training."""
+        """Starts the evaluation of the next iteration, if it runs parallel to training."""
         algorithm = self._algorithm
         if not self._is_due(algorithm.iteration + 1):
             return None
@@ -41,11 +41,11 @@ class EvaluationCalls:
         return interval is not None and iteration % interval == 0
 
     def add_to(self, result: dict[str, Any], running: RunningEvaluation | None) -> None:
-        """Adds the evaluation of an iteration that ended to its result, if there is one.
+        """Adds the evaluation of an iteration to its result, if there is one.
 
         Args:
             result: of the iteration.
-            running: what `start` returned before it.
+            running: the return value of `start` before the iteration.
         """
         algorithm = self._algorithm
         if running is not None:
@@ -69,10 +69,10 @@ class EvaluationCalls:
         """Plays episodes; see `Algorithm.evaluate`.
 
         Args:
-            duration_fn: as there.
-            episodes: as there.
-            explore: as there.
-            changes: settings of this evaluation, None for the usual ones.
+            duration_fn: as in `Algorithm.evaluate`.
+            episodes: as in `Algorithm.evaluate`.
+            explore: as in `Algorithm.evaluate`.
+            changes: settings of this evaluation; None for the default.
         """
         episodes = _check_duration(duration_fn, episodes)
         algorithm = self._algorithm
@@ -89,7 +89,7 @@ class EvaluationCalls:
             raise UsageError(
                 f"custom_evaluation_function {name} must return a dict of metrics, got "
                 f"{metrics!r:.200}; end it with `return summarize_episodes(episodes)`, or with "
-                "a dict of your own."
+                "your own dict."
             )
         return self._announce(metrics)
 
@@ -97,7 +97,7 @@ class EvaluationCalls:
     def _evaluator_for(
         self, episodes: int | None, explore: bool | None, changes: dict[str, Any]
     ) -> Iterator[Evaluator]:
-        """Yields the evaluator of one call: the usual one, or another one."""
+        """Yields the evaluator of one call: the default one, or a temporary one with changes."""
         usual = self._evaluator
         explore = usual.explore if explore is None else explore
         changes = {name: value for name, value in changes.items() if value is not None}
@@ -130,7 +130,7 @@ class EvaluationCalls:
 
 
 def _check_duration(duration_fn: Callable[[int], int] | None, episodes: int | None) -> int | None:
-    """Checks how long an evaluation is to be; returns the number of episodes, if it is given."""
+    """Checks the duration arguments of `evaluate`; returns the number of episodes or None."""
     if not (duration_fn is None or callable(duration_fn)):
         raise UsageError(
             f"duration_fn must be a function or None, got {duration_fn!r:.200}. To play "

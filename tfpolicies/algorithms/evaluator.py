@@ -1,4 +1,4 @@
-"""Evaluating policies while they are trained: on environments of their own, here or elsewhere."""
+"""Evaluates policies during training, in separate environments, here or in remote workers."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from tfpolicies.rollout.sampler import Played
 
 logger = logging.getLogger("tfpolicies")
 
-_MOST_ENVS = 32  # at most so many environments play the episodes of one evaluation
-_STEPS_PER_ENV = 1000  # each ends the episode it began, so few steps need few of them
+_MOST_ENVS = 32  # maximum number of environments of one evaluation
+_STEPS_PER_ENV = 1000  # each finishes its episode, so few steps need few environments
 
 Remaining = Callable[[int], int]
 """Given the episodes or steps done so far, returns how many remain."""
 
 
 class _Change(NamedTuple):
-    """A setting that is another one in evaluation."""
+    """A setting with another value in evaluation."""
 
     trained: Any
     evaluated: Any
-    is_asked_for: bool  # by `evaluation_config`; other ones follow from evaluating
+    is_asked_for: bool  # set by `evaluation_config`, not implied by evaluation
 
 
 class RunningEvaluation(NamedTuple):
-    """An evaluation that goes on while this process does something else.
+    """An evaluation that runs in the background.
 
     Attributes:
-        played: what will have been played.
-        training_is_over: to be set when it need not go on any longer.
+        played: future of the result.
+        training_is_over: set it to end an evaluation of duration "auto".
     """
 
     played: Future[Played]
@@ -52,19 +52,19 @@ class RunningEvaluation(NamedTuple):
 
 
 class Evaluator:
-    """Plays episodes with the present policies of a worker that trains them.
+    """Plays episodes with the current policies of a training worker.
 
-    It has environments, policy objects and random numbers of its own, so that evaluating changes
-    nothing about training: in this process, or in `evaluation_num_workers` remote workers.
+    It has separate environments, policies and random generators, so that evaluation does not affect
+    training. It runs in this process, or in `evaluation_num_workers` remote workers.
 
     Args:
         config: of the algorithm.
-        new_workers: makes a `WorkerSet` of a config and a number of workers.
-        leader: the worker whose policies are evaluated.
+        new_workers: creates a `WorkerSet` from a config and a number of workers.
+        leader: the training worker, whose policies are evaluated.
 
     Attributes:
-        workers: those who play; None before `prepare`.
-        explore: whether policies explore, whatever the config says; None: as that says.
+        workers: the evaluation workers; None before `prepare`.
+        explore: whether policies explore, overriding the config; None: as in the config.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Evaluator:
 
     @property
     def is_greedy_by_config(self) -> bool | None:
-        """Whether `evaluation_config` says that policies are greedy; None if it says nothing."""
+        """Whether `evaluation_config` makes policies greedy; None if it does not set `explore`."""
         explore = (self.config.evaluation_config or {}).get("explore")
         return None if explore is None else not explore
 
     def changed(self, changes: Mapping[str, Any], explore: bool | None) -> Evaluator:
-        """Returns another evaluator of the same policies, which the caller stops.
+        """Returns another evaluator of the same policies, which the caller must stop.
 
         Args:
-            changes: settings in place of those of `evaluation_config`.
+            changes: settings that override `evaluation_config`.
             explore: its `explore`.
         """
         config = self.config.copy(copy_frozen=False)
@@ -101,7 +101,7 @@ class Evaluator:
         return evaluator
 
     def prepare(self) -> WorkerSet:
-        """Returns the workers, with `explore`; the first call makes them with the policies."""
+        """Returns the workers with `explore` applied; the first call creates them."""
         if self.workers is not None:
             if self._explores != self.explore:
                 self._set_exploration(self.workers)
@@ -120,9 +120,9 @@ class Evaluator:
         return workers
 
     def _set_exploration(self, workers: WorkerSet) -> None:
-        """Has the policies of workers explore, or not; those whose own config says it keep to it.
+        """Applies `explore` to the policies of workers, except those whose own config sets it.
 
-        Environments, seeds and generators stay, so that evaluations continue where they were.
+        Environments, seeds and generators are kept, so that evaluations continue where they were.
         """
         self._explores = self.explore
         self._changes_by_class.clear()
@@ -138,12 +138,12 @@ class Evaluator:
         workers.align()
 
     def copy_of(self, policy: Policy, policy_id: str) -> Any:
-        """Returns a copy of a policy that was added while training, for those who evaluate.
+        """Returns a copy of an added policy for the evaluation workers.
 
-        It has the settings that it would have there if it had been in the config: what the policy
-        has in common with the training config is as `evaluation_config` says, and what it has of
-        its own stays. If that is more than whether it explores, a copy with a Program is made
-        anew, with attributes that its constructor knows nothing of.
+        It has the same settings as if it had been in the config: `evaluation_config` applies to
+        settings that the policy shares with the training config, and its own settings are kept. If
+        `evaluation_config` changes more than `explore`, a policy with a Program is rebuilt from its
+        constructor, and its other attributes are copied.
         """
         changes, own = self._changes(type(policy)), policy.config
         changed = {
@@ -155,7 +155,7 @@ class Evaluator:
         return policy.driver.copy_with_settings(policy_id, changed, rebuild=bool(asked))
 
     def _changes(self, policy_class: type) -> dict[str, _Change]:
-        """Returns the settings that are others in evaluation for policies of a class, by name."""
+        """Returns the settings that differ in evaluation for policies of a class, by name."""
         found = self._changes_by_class.get(policy_class)
         if found is None:
             asked = self.config.evaluation_config or {}
@@ -172,15 +172,15 @@ class Evaluator:
         return found
 
     def _mapping_of(self, here: RolloutWorker, followed: Callable[..., str]) -> Callable[..., str]:
-        """Returns who acts for which agent: as followed, or as `evaluation_config` says."""
+        """Returns the mapping function: that of `evaluation_config`, else that of training."""
         own = here.config.policy_mapping_fn
         return followed if own is self.config.policy_mapping_fn else own
 
     def assign(self, roles: MappingAndTrainable) -> None:
-        """Sets who acts and who is trained, where there are workers.
+        """Sets mapping function and trained policies, if there are workers.
 
         Args:
-            roles: of the training workers; a mapping of `evaluation_config` stays.
+            roles: of the training workers; a mapping function of `evaluation_config` is kept.
         """
         if self.workers is not None:
             here, (mapping_fn, to_train) = self.workers.local_worker(), roles
@@ -189,10 +189,10 @@ class Evaluator:
     def restore_generators(
         self, seeds_used: int, generators: Mapping[str, np.random.Generator]
     ) -> None:
-        """Lets evaluations continue with the seeds and noise of a checkpoint.
+        """Restores the seeds and generators of a checkpoint for later evaluations.
 
         Args:
-            seeds_used: how often environments were given seeds.
+            seeds_used: how many environment seeds were used.
             generators: by policy id.
         """
         worker = self.prepare().local_worker()
@@ -203,9 +203,9 @@ class Evaluator:
                 generator.bit_generator.state = rng.bit_generator.state
 
     def _config(self) -> AlgorithmConfig:
-        """Returns the config of those who play; they take up whole shares of the episodes.
+        """Returns the config of the evaluation workers, with environments for their share.
 
-        A function of the user's samples as it likes, with as many environments as asked for.
+        A `custom_evaluation_function` gets the configured number of environments.
         """
         config = self.config.get_evaluation_config_object()
         if self._explores is not None:
@@ -224,11 +224,11 @@ class Evaluator:
         )
 
     def play(self, remaining: Remaining | None = None, episodes: int | None = None) -> Played:
-        """Plays `evaluation_duration` episodes or steps with the present policies.
+        """Plays `evaluation_duration` episodes or steps with the current policies.
 
         Args:
             remaining: overrides the duration.
-            episodes: likewise: so many.
+            episodes: overrides the duration with a number of episodes.
         """
         self.prepare().follow(self._leader)
         if episodes is not None:
@@ -236,7 +236,7 @@ class Evaluator:
         return self._play(self._fixed if remaining is None else remaining)
 
     def start(self) -> RunningEvaluation:
-        """Begins to play with the present policies in remote workers, and returns at once."""
+        """Starts to play with the current policies in remote workers, and returns at once."""
         workers = self.prepare()
         workers.follow(self._leader)
         over = threading.Event()
@@ -268,7 +268,7 @@ class Evaluator:
         return whole
 
     def no_metrics(self) -> dict[str, Any]:
-        """Returns what is reported before the first evaluation: means are NaN, without episodes."""
+        """Returns the metrics reported before the first evaluation: means are NaN."""
         found = as_metrics(Played([], 0), self.prepare())
         del found["hist_stats"]
         return found
@@ -276,9 +276,9 @@ class Evaluator:
     def _say_it_was_cut(self, done: int) -> None:
         config = self.config
         logger.warning(
-            "An evaluation ended by evaluation_sample_timeout_s=%g seconds, with %d of %s %s. Give "
-            "its environment a time limit, such as gym.make(..., max_episode_steps=1000), or raise "
-            "evaluation_sample_timeout_s.",
+            "An evaluation was ended by evaluation_sample_timeout_s=%g seconds, after %d of %s %s. "
+            "Give its environment a time limit, such as gym.make(..., max_episode_steps=1000), or "
+            "raise evaluation_sample_timeout_s.",
             config.evaluation_sample_timeout_s,
             done,
             config.evaluation_duration,
@@ -286,7 +286,7 @@ class Evaluator:
         )
 
     def stop(self) -> None:
-        """Stops those who play."""
+        """Stops the evaluation workers."""
         if self.workers is not None:
             self.workers.stop()
             self.workers = None
@@ -302,7 +302,7 @@ def standard_deviation(returns: Sequence[float]) -> float:
 
 
 def as_metrics(played: Played, workers: WorkerSet) -> dict[str, Any]:
-    """Returns what is reported of an evaluation."""
+    """Returns the metrics of an evaluation."""
     summary = summarize_episodes(played.episodes)
     steps = played.done(by_episodes=False)
     summary["episode_reward_std"] = standard_deviation(summary["hist_stats"]["episode_reward"])

@@ -1,4 +1,4 @@
-"""The members of an algorithm that its parts use: `Algorithm` imports them, and not they it."""
+"""Protocol of `Algorithm` for its components, which cannot import it (circular import)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 States = Mapping[str, Mapping[str, Any]]
-"""By policy id, states as `Policy.get_state` returns them."""
+"""States of `Policy.get_state`, by policy id."""
 
 
 class HostAlgorithm(Protocol):
-    """An `Algorithm`, as its parts see it."""
+    """The members of `Algorithm` that its components use."""
 
     config: AlgorithmConfig
     callbacks: DefaultCallbacks

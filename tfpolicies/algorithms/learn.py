@@ -1,4 +1,4 @@
-"""What `Algorithm.learn` does: which run folder it trains in, and who is told of it."""
+"""Implements `Algorithm.learn`: run folder, resuming, callbacks and progress output."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ _TOLD_BY_ALGORITHM = (
     *("on_train_result", "on_evaluate_start", "on_evaluate_end"),
     *("on_workers_recreated", "on_checkpoint_loaded"),
 )
-_GREEDY = "Evaluations are greedy: evaluation_config does not say whether policies explore in them."
-_SHOWN = 3  # settings that differ, in a message
-_RESOLVED = ("inference", "jit_compile")  # what "auto" becomes may change with the version
+_GREEDY = "Evaluations are greedy, since evaluation_config does not set explore."
+_SHOWN = 3  # different settings in a message
+_RESOLVED = ("inference", "jit_compile")  # "auto" may resolve differently in another version
 
 Callback = DefaultCallbacks | Callable[..., object]
-"""An object with methods for moments of training, its class, or `f(algorithm, result)`."""
+"""A `DefaultCallbacks` instance or class, or a function `f(algorithm, result)`."""
 
 
 class Learned(NamedTuple):
-    """What `Algorithm.learn` returns."""
+    """The return value of `Algorithm.learn`."""
 
-    result: dict[str, Any]  # of the last iteration, as `train` gives it; empty if none was needed
+    result: dict[str, Any]  # of `train` in the last iteration; empty if none was needed
     ended_by: str  # "steps", "target" or "callback"
-    run_dir: Path | None  # of the run, absolute
+    run_dir: Path | None  # absolute
 
     def __repr__(self) -> str:
-        """Says how it ended in one line; the result alone fills pages."""
+        """Returns a one-line summary, since the result dict is long."""
         words = [f"ended by {self.ended_by}"]
         if self.result:
             words.insert(0, f"{self.result['timesteps_total']:,} steps")
@@ -81,8 +81,8 @@ def learn(
     progress: bool,
     callbacks: Callback | Sequence[Callback],
 ) -> Learned:
-    """Does what `Algorithm.learn` says."""
-    folder = None if run_dir is None else resolve_path(run_dir)  # environments may leave this one
+    """Trains an algorithm; see `Algorithm.learn`."""
+    folder = None if run_dir is None else resolve_path(run_dir)  # environments may change the cwd
     goals = _checked(goals, algorithm)
     if goals.record_every and folder is None:
         raise UsageError("record_every needs a run_dir: videos go into its folder `videos`.")
@@ -102,7 +102,7 @@ def learn(
             _go_on(algorithm, run)
             algorithm.run_dir = run.path
         if run is not None and algorithm.iteration > iteration:
-            say(f"Training goes on in {run.path} after iteration {algorithm.iteration}.")
+            say(f"Training resumes in {run.path} after iteration {algorithm.iteration}.")
         evaluator = algorithm._evaluator
         if evaluator.is_greedy_by_config is None:
             evaluator.explore = False
@@ -114,14 +114,14 @@ def learn(
         training = TrainingRun(algorithm, goals, records, console, followers)
         if training.env_steps >= goals.steps:
             logger.warning(
-                "The algorithm has %d environment steps, so that total_timesteps=%d leaves nothing "
-                "to do. Earlier steps count: give a larger number to train on.",
+                "The algorithm has %d environment steps already, so total_timesteps=%d leaves "
+                "nothing to do. Earlier steps count: give a larger number to continue training.",
                 training.env_steps,
                 goals.steps,
             )
         try:
             ended_by = training.train(lambda what: records.rescue())
-        except NonFiniteError:  # what led there is not worth keeping
+        except NonFiniteError:  # the newest checkpoint is better than the current state
             raise
         except BaseException:
             _rescue(records, run)
@@ -130,11 +130,7 @@ def learn(
 
 
 def _checked(goals: Goals, algorithm: HostAlgorithm) -> Goals:
-    """Returns the goals, checked, with a title.
-
-    Raises:
-        UsageError: if one of their numbers is none that it may be.
-    """
+    """Validates training options and adds a title; raises `UsageError` for invalid numbers."""
     name = env_name(algorithm.config.env)
     if goals.until is not None and as_number(goals.until) is None:
         raise UsageError(f"until must be a number or None, got {goals.until!r}.")
@@ -149,10 +145,10 @@ def _checked(goals: Goals, algorithm: HostAlgorithm) -> Goals:
 
 
 def as_count(name: str, value: float) -> int:
-    """Returns a number of 1 or more as an int.
+    """Converts a whole number >= 1 to int.
 
     Raises:
-        UsageError: for anything else, by the name of the argument.
+        UsageError: for other values; it names the argument.
     """
     number = as_number(value)
     if number is None or number < 1 or not float(number).is_integer():
@@ -161,25 +157,25 @@ def as_count(name: str, value: float) -> int:
 
 
 def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
-    """Saves what would be lost; if that fails, what ended the training is still what is raised."""
+    """Saves unsaved training state; only logs a failure, so that the original error is raised."""
     try:
         records.rescue()
     except CheckpointError as error:
-        logger.error("What was not saved is lost: %s", error)
+        logger.error("Training since the last checkpoint is lost: %s", error)
         return
     if run is not None and run.has_checkpoint:
-        logger.warning("Training ended early. What it reached is saved in %s.", run.latest)
+        logger.warning("Training ended early. Its state is saved in %s.", run.latest)
 
 
 # -- the folder -------------------------------------------------------------------------------
 
 
 def _held(path: Path, trained: str) -> RunFolder:
-    """Returns the run folder, held; a new one with the name of what is trained in it.
+    """Opens or creates the run folder and holds it.
 
     Raises:
-        UsageError: if the folder holds anything but a run.
-        FolderInUseError: if somebody else trains there.
+        UsageError: if the folder is neither a run nor empty.
+        FolderInUseError: if another process trains there.
     """
     if RunFolder(path).run_json.exists():
         return RunFolder.open(path).hold()
@@ -187,10 +183,10 @@ def _held(path: Path, trained: str) -> RunFolder:
 
 
 def _go_on(algorithm: HostAlgorithm, run: RunFolder) -> None:
-    """Puts a new algorithm into the state of a run; one that has trained must be of that run.
+    """Restores a new algorithm from a run; checks that one that has trained belongs to the run.
 
     Raises:
-        UsageError: if the run is another one.
+        UsageError: if it is another run.
         CheckpointError: if its checkpoint is damaged, or does not fit the algorithm.
     """
     if not run.has_checkpoint:
@@ -208,7 +204,7 @@ def _go_on(algorithm: HostAlgorithm, run: RunFolder) -> None:
         raise UsageError(
             f"{str(run.path)!r} holds another run, at iteration {stored['iteration']}, but this "
             f"algorithm has trained {own['iteration']} iterations elsewhere. Give another run_dir; "
-            f"or go on with that run: {type(algorithm).__name__}.from_checkpoint("
+            f"or resume that run: {type(algorithm).__name__}.from_checkpoint("
             f"{str(run.latest)!r}).learn(..., run_dir={str(run.path)!r})."
         )
 
@@ -216,9 +212,9 @@ def _go_on(algorithm: HostAlgorithm, run: RunFolder) -> None:
 def _require_same_settings(
     algorithm: HostAlgorithm, manifest: Mapping[str, Any], run: RunFolder
 ) -> None:
-    """Checks that a new algorithm has the class and the settings of the one that a run is of.
+    """Checks that a new algorithm has the class and the settings of a run.
 
-    Settings that an earlier version did not have are those of a default config, also within dicts.
+    Settings that the run lacks, from an earlier version, count as defaults, also within dicts.
     """
     defaults = _as_stored(algorithm.get_default_config())
     settings = {**defaults, **manifest["config"]["settings"]}
@@ -239,19 +235,19 @@ def _require_same_settings(
             shown += f" and {len(differing) - _SHOWN} more"
         raise UsageError(
             f"{str(run.path)!r} holds a run with other settings: {shown}. Give another run_dir for "
-            "a new run, or the same settings to go on with that one."
+            "a new run, or the same settings to resume that one."
         )
 
 
 def _filled(stored: Json, default: Json) -> Json:
-    """Returns a stored setting; a dict with what its default has besides."""
+    """Returns a stored setting; missing keys of a dict are added from its default."""
     if isinstance(stored, dict) and isinstance(default, dict):
         return {**default, **stored}
     return stored
 
 
 def _as_kept_now(algorithm: HostAlgorithm, name: str, stored: Mapping[str, Any]) -> Any:
-    """Returns a stored setting as configs keep it today, such as a relative folder as absolute."""
+    """Returns a stored setting as configs normalise it now, for example an absolute folder."""
     with contextlib.suppress(ConfigError):
         config = algorithm.get_default_config().update_from_dict({name: stored[name]})
         return _as_stored(config)[name]
@@ -259,21 +255,20 @@ def _as_kept_now(algorithm: HostAlgorithm, name: str, stored: Mapping[str, Any])
 
 
 def _as_stored(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the settings of a config as they are in a checkpoint."""
     settings = encode_config(config.to_dict())["settings"]
     return json.loads(json.dumps(settings))
 
 
-# -- who is told ------------------------------------------------------------------------------
+# -- callbacks --------------------------------------------------------------------------------
 
 
 def _told(
     callbacks: Callback | Sequence[Callback],
 ) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
-    """Returns the objects with methods for moments of training, and the plain functions.
+    """Splits callbacks into `DefaultCallbacks` instances and plain functions.
 
     Raises:
-        UsageError: for what is neither, and for methods that only workers call.
+        UsageError: for other objects, and for overridden methods that only workers call.
     """
     told: list[DefaultCallbacks] = []
     followers: list[Callable[..., Any]] = []
@@ -300,7 +295,7 @@ def _require_told_by_algorithm(callbacks: DefaultCallbacks) -> None:
     if others:
         kind = type(callbacks).__name__
         raise UsageError(
-            f"{kind} overrides {', '.join(others)}, which belongs to environments and policies "
-            f"that are there before `learn` begins. Give the class to the config: "
+            f"{kind} overrides {', '.join(others)}, which workers call from their creation on. "
+            f"Pass the class to the config: "
             f"config.callbacks({kind})."
         )

@@ -1,10 +1,10 @@
-"""What algorithms share that learn from replayed rows: n-step transitions, targets, the loop.
+"""Base classes of algorithms with replay: n-step transitions, target networks, training loop.
 
-One training step: collect a fragment, keep its rows in a ring buffer (Lin 1992), and update on rows
-drawn from it. Where they are drawn uniformly, the rows of all updates of a training step are drawn
-before the first of them, so that they run in one compiled call. Where they are drawn by priorities
-(`replay/prioritized.py`), each update has a call of its own, since its errors say what is drawn
-next. Buffers and updates owed go to checkpoints.
+One training step: collect a fragment, store its rows in a replay buffer (Lin 1992), and update on
+rows sampled from it. With uniform replay, the rows of all updates of a training step are sampled
+before the first update, so that the updates run in one compiled call. With prioritised replay
+(`replay/prioritized.py`), each update is a separate call, since its errors change the priorities
+for the next one. Checkpoints store buffers and the number of pending updates.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from tfpolicies.type_aliases import Setting
 logger = logging.getLogger("tfpolicies")
 
 N_STEPS = "n_steps"
-"""Column of n-step transitions: how many rewards are summed up in each row, int32."""
+"""Column of n-step transitions: the number of rewards summed in each row, int32."""
 
-_WIDE = 1000.0  # from the lower bound of an action to the upper one
-_told_of_width: set[str] = set()  # the classes of policies
+_WIDE = 1000.0  # difference of the bounds of an action
+_told_of_width: set[str] = set()  # names of policy classes
 
 _UNIFORM = ("MultiAgentReplayBuffer", "ReplayBuffer")
 _PRIORITIZED = ("MultiAgentPrioritizedReplayBuffer", "PrioritizedReplayBuffer")
@@ -71,13 +71,13 @@ BY_PRIORITIES: Mapping[str, Any] = {
     "prioritized_replay_beta": 0.4,
     "prioritized_replay_eps": 1e-6,
 }
-"""What `replay_buffer_config` is by default where RLlib replays by priorities."""
+"""The default `replay_buffer_config` of algorithms with prioritised replay in RLlib."""
 
 UPDATE_ORDER = one_of("together", "critics_first")
-"""What `update_order` of an actor and its critics may be; by the second one the actor waits."""
+"""Validates `update_order`; with "critics_first" the actor is updated after its critics."""
 
 _OF_ROOM = ("memory_limit_bytes", "storage_path")
-_BYTES_PER_CALL = 256 * 2**20  # of rows that one compiled call learns from, at most
+_BYTES_PER_CALL = 256 * 2**20  # maximum size of the rows of one compiled call
 
 
 class OffPolicyTFPolicy(TFPolicy):
@@ -87,13 +87,13 @@ class OffPolicyTFPolicy(TFPolicy):
     hyperparameters = (*TFPolicy.hyperparameters, "tau")
     static_keys = (*TFPolicy.static_keys, "n_step")
     _replays = True
-    _column_defaults = {"weights": 1.0}  # of rows that no buffer has drawn
+    _column_defaults = {"weights": 1.0}  # of rows that are not from a buffer
 
     @classmethod
     def network_plans(
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
-        """Returns the plan of one network that has a target network."""
+        """Returns the plan of one network with a target network."""
         del observation_space, dist_class, static
         return {"model": NetworkPlan(target=True)}
 
@@ -101,18 +101,18 @@ class OffPolicyTFPolicy(TFPolicy):
     def _model_source(
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
-        """Returns where models come from; replayed rows are single transitions.
+        """Returns the source of models; replayed rows are single transitions.
 
         Raises:
-            ConfigError: for settings of models that need more than that, such as a memory.
-            ModelError: for a model of the user's that has a memory or reads previous actions.
+            ConfigError: for model settings that need sequences, such as `use_lstm`.
+            ModelError: for a custom model that is recurrent or reads previous actions.
         """
         check_rows_alone("model", static["model"], cls.__name__)
         source = super()._model_source(observation_space, dist_class, static)
         return source._replace(make=lambda: rows_alone(source.make()))
 
     def discounts(self, train_batch: TrainBatch) -> tf.Tensor:
-        """Returns the factor `[B]` of what comes after each row, 0 where terminated."""
+        """Returns the discount factor `[B]` of the next state's value, 0 where terminated."""
         gamma = self.config["gamma"]
         if self.config["n_step"] > 1:
             gamma = tf.pow(gamma, tf.cast(train_batch[N_STEPS], tf.float32))
@@ -123,7 +123,7 @@ class OffPolicyTFPolicy(TFPolicy):
         return int(self.config["n_step"]) - 1
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
-        """Adds `weights` (ones) and, if `n_step` is not 1, makes n-step transitions."""
+        """Adds `weights` (ones) and, if `n_step` is not 1, converts rows to n-step transitions."""
         rewards, terminateds = (fragments.columns[x] for x in ("rewards", "terminateds"))
         added, n = fragments.added, self.config["n_step"]
         added["weights"] = np.ones(rewards.shape, np.float32)
@@ -141,7 +141,7 @@ class OffPolicyTFPolicy(TFPolicy):
         """Moves target networks towards the online ones: t <- tau q + (1 - tau) t.
 
         Args:
-            tau: in [0, 1]; None takes the policy's own. 0 changes nothing, 1 copies.
+            tau: in [0, 1]; None takes the policy's `tau`. 0 changes nothing, 1 copies.
 
         Raises:
             ConfigError: if `tau` is out of range.
@@ -165,31 +165,31 @@ class OffPolicyTFPolicy(TFPolicy):
 
 
 def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
-    """Checks that a `model` config describes a model of single transitions.
+    """Checks that a `model` config describes a feed-forward model for single transitions.
 
     Args:
         name: of the setting.
         config: complete.
-        owner: the class of policies, for messages.
+        owner: the policy class, for messages.
 
     Raises:
-        ConfigError: if it has a memory, or no linear layer at its end.
+        ConfigError: if the model is recurrent, or has no final linear layer.
     """
     for key in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
         if config[key]:
             raise ConfigError(
                 f"{name}[{key!r}] must be False for {owner}: replayed rows are single transitions, "
-                "and its outputs come from linear layers of their own."
+                "and its outputs need a final linear layer."
             )
 
 
 def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> None:
-    """Checks that actions are vectors of floats, as critics of observation and action take them.
+    """Checks that actions are float vectors, which critics take as input.
 
     Args:
         action_space: of the policy.
-        owner: the class of policies, for messages.
-        besides: what else it takes, for messages.
+        owner: the policy class, for messages.
+        besides: other supported spaces, for messages.
 
     Raises:
         UnsupportedSpaceError: for another space.
@@ -203,17 +203,17 @@ def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> N
 
 
 def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> None:
-    """Checks that each dimension of a Box has both bounds, into which actions are squashed.
+    """Checks that each dimension of a Box has finite bounds, into which actions are squashed.
 
-    Says once for each class if they are so far apart that the first actions will hardly be of use.
+    Warns once per class if the bounds are so far apart that random first actions are hardly useful.
 
     Args:
         action_space: of the policy, a vector of floats.
-        owner: the class of policies, for messages.
-        way_out: what else may be done where a bound is missing.
+        owner: the policy class, for messages.
+        way_out: an alternative to bounds, for the message.
 
     Raises:
-        UnsupportedSpaceError: if one is not finite; it names the dimension.
+        UnsupportedSpaceError: if a bound is not finite; it names the dimension.
     """
     low, high = action_space.low, action_space.high  # type: ignore[attr-defined]
     unbounded = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))
@@ -231,8 +231,8 @@ def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> No
         i = int(np.argmax(width))
         logger.warning(
             "Environment: the bounds of dimension %d of its action space are [%g, %g], and the "
-            "first actions of %s are all over them. If only small ones are of use, give the "
-            "environment narrower bounds.",
+            "first actions of %s are spread over this whole range. If only small actions are "
+            "useful, give the environment narrower bounds.",
             i,
             low[i],
             high[i],
@@ -241,17 +241,17 @@ def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> No
 
 
 def rows_alone(model: keras.Model) -> keras.Model:
-    """Returns a model of the user's, if it takes single transitions.
+    """Returns a custom model after checking that it takes single transitions.
 
     Raises:
-        ModelError: if it has a memory or reads views of the past.
+        ModelError: if it is recurrent or reads past steps.
     """
     found = [*extra_inputs(model), *acting_requirements(model)]
     found += ["state_in" for _ in memory_of(model)]
     if found:
         raise ModelError(
             f"The model {model.name!r} takes {found[0]!r}, but replayed rows are single "
-            "transitions. Give a model of the observation alone, for example of several stacked "
+            "transitions. Use a model that reads only the observation, for example several stacked "
             "frames."
         )
     return model
@@ -260,14 +260,15 @@ def rows_alone(model: keras.Model) -> keras.Model:
 class OffPolicyAlgorithm(Algorithm):
     """The training loop of algorithms with replay.
 
-    Learning starts when the buffer was given `num_steps_sampled_before_learning_starts` rows. A
-    training step then does one update, or as many as `training_intensity` asks for: rows sampled
-    times intensity is rows trained, fractions are carried over. The target network moves behind
-    the update at which `target_network_update_freq` environment steps have passed since it moved
-    last, where the steps of a training step spread evenly over its updates.
+    Learning starts after `num_steps_sampled_before_learning_starts` rows were added to the buffer.
+    A training step then does one update, or as many as `training_intensity` requires: rows trained
+    are rows sampled times intensity, and fractions are carried over. The target network is updated
+    after the first update at which at least `target_network_update_freq` environment steps have
+    passed since its last update; the steps of a training step count as spread evenly over its
+    updates.
 
     Attributes:
-        replay_buffer: the newest rows of each policy, with the columns its loss reads.
+        replay_buffer: the newest rows of each policy, with the columns that its loss reads.
     """
 
     config_class = later("OffPolicyConfig")
@@ -275,11 +276,11 @@ class OffPolicyAlgorithm(Algorithm):
     _replays = True
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Makes the replay buffer."""
+        """Creates the replay buffer."""
         self.replay_buffer = self._new_buffer()
         self.counters |= {"num_target_updates": 0, "last_target_update_ts": 0}
         self._updates_owed = 0.0
-        self._targets_owed: set[str] = set()  # policies that had no rows when targets moved
+        self._targets_owed: set[str] = set()  # policies without rows at the last target update
 
     def _new_buffer(self) -> MultiAgentReplayBuffer:
         given = self.config.replay_buffer_config
@@ -291,7 +292,7 @@ class OffPolicyAlgorithm(Algorithm):
         return made(given.get("capacity", _CAPACITY), self.config.seed, **more)
 
     def training_step(self) -> dict[str, Any]:
-        """Samples a fragment of each environment, then updates on rows of the buffer."""
+        """Samples a fragment per environment, then updates on rows of the buffer."""
         began = self.counters["num_env_steps_sampled"]
         batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_train_batch(1).items()}
         rows = sum(batch.count for batch in batches.values())
@@ -312,7 +313,6 @@ class OffPolicyAlgorithm(Algorithm):
         return results
 
     def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
-        """Returns the columns of a batch that learning reads."""
         names = self.get_policy(policy_id).driver.learning.select_columns(batch)
         return SampleBatch({name: batch[name] for name in names})
 
@@ -325,12 +325,7 @@ class OffPolicyAlgorithm(Algorithm):
         return due
 
     def _follows(self, updates: int, began: int) -> tuple[np.ndarray, int]:
-        """Returns behind which updates target networks move, and at which environment step last.
-
-        Args:
-            updates: of the training step.
-            began: the environment steps before it.
-        """
+        """Returns a mask of updates followed by a target update, and the step of the last one."""
         freq, now = self.config.target_network_update_freq, self.counters["num_env_steps_sampled"]
         last = self.counters["last_target_update_ts"]
         follows = np.zeros(updates, bool)
@@ -341,14 +336,14 @@ class OffPolicyAlgorithm(Algorithm):
         return follows, last
 
     def _learn_drawn(self, policy_ids: list[str], follows: np.ndarray) -> dict[str, Any]:
-        """Does all updates of one policy after the other, on rows drawn for it."""
+        """Does all updates of one policy before those of the next."""
         return {pid: self._learn(pid, follows) for pid in policy_ids}
 
     def _learn_changed(self, policy_ids: list[str], follows: np.ndarray) -> dict[str, Any]:
-        """Does one update of all policies after the other, on what a function makes of their rows.
+        """Updates all policies in turn, on rows changed by `before_learn_on_batch`.
 
         Raises:
-            UsageError: if it returns something else than `train_batch_size` rows of policies.
+            UsageError: if that does not return `train_batch_size` rows per policy.
         """
         size, results = self.config.train_batch_size, {}
         for k in range(len(follows)):
@@ -364,7 +359,7 @@ class OffPolicyAlgorithm(Algorithm):
     def _learn(
         self, policy_id: str, follows: np.ndarray, given: SampleBatch | None = None
     ) -> dict[str, Any]:
-        """Updates a policy once for each flag, on rows that are given for one or are drawn."""
+        """Updates a policy once per flag, on given rows (for one update) or sampled ones."""
         size, policy = self.config.train_batch_size, self.get_policy(policy_id)
         if policy_id in self._targets_owed:
             self._targets_owed.discard(policy_id)
@@ -387,10 +382,10 @@ class OffPolicyAlgorithm(Algorithm):
     def _set_priorities(
         self, policy_id: str, batch: SampleBatch, result: Mapping[str, Any]
     ) -> None:
-        """Sets the priorities of replayed rows by their errors, as far as these are finite.
+        """Sets the priorities of replayed rows from their errors, where these are finite.
 
         Raises:
-            UsageError: if a policy that learns by its own methods returns no errors.
+            UsageError: if a custom policy returns no errors.
         """
         buffer = self.replay_buffer
         if not isinstance(buffer, MultiAgentPrioritizedReplayBuffer):
@@ -400,7 +395,7 @@ class OffPolicyAlgorithm(Algorithm):
         if errors is None or indexes is None or np.shape(errors) != indexes.shape:
             raise UsageError(
                 f"Prioritised replay needs the 'td_error' [B] of policy {policy_id!r} and the rows "
-                "that it is of: `learn_on_batch` must return it, and `before_learn_on_batch` must "
+                "it belongs to: `learn_on_batch` must return it, and `before_learn_on_batch` must "
                 f"keep the column {prioritized.INDEXES!r}. Or use "
                 f"replay_buffer_config={{'type': '{_UNIFORM[0]}'}}."
             )
@@ -418,7 +413,7 @@ class OffPolicyAlgorithm(Algorithm):
             self._warm_up_policies(updates * size, 1, size)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns what is owed, and the replay buffer if `store_buffer_in_checkpoints`."""
+        """Returns pending updates, and the replay buffer if `store_buffer_in_checkpoints`."""
         stored = self.config.store_buffer_in_checkpoints
         buffer = self.replay_buffer.get_state() if stored else None
         return {
@@ -428,7 +423,7 @@ class OffPolicyAlgorithm(Algorithm):
         }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_extra_state` returned; without rows, the buffer begins empty."""
+        """Restores a state of `get_extra_state`; without rows, the buffer starts empty."""
         buffer = self._new_buffer()
         if state["replay_buffer"] is not None:
             buffer.set_state(state["replay_buffer"])
@@ -439,9 +434,9 @@ class OffPolicyAlgorithm(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyTraining(Training):
-    """The training settings that algorithms with replay share."""
+    """Training settings shared by algorithms with replay."""
 
-    n_step: int = setting(1, COUNT)  # rewards of a transition
+    n_step: int = setting(1, COUNT)  # rewards summed in a transition
     target_network_update_freq: int = setting(500, count(0))  # env steps between target updates
     tau: float = setting(1.0, UNIT)  # the target's step towards the online network
     num_steps_sampled_before_learning_starts: int = setting(1000, count(0))  # rows in the buffer
@@ -454,7 +449,7 @@ class OffPolicyTraining(Training):
         kept=lambda config: _by_name(config),
     )
     store_buffer_in_checkpoints: bool = setting(False, BOOL)
-    before_learn_on_batch: Callable[..., MultiAgentBatch] | None = setting(  # changes drawn rows
+    before_learn_on_batch: Callable[..., MultiAgentBatch] | None = setting(  # changes sampled rows
         None, function("a function (batch, workers, config) -> batch").or_none()
     )
 
@@ -468,9 +463,9 @@ def _by_priorities(config: Mapping[str, Any]) -> bool:
 
 
 def _by_name(config: Setting) -> Any:
-    """Returns a buffer's config as text: a class of this package, or its path, by its name.
+    """Returns a buffer's config with the type as a name and an absolute storage folder.
 
-    The folder of its files is absolute. One that is not there stays as written, to be refused.
+    A missing folder stays as written, so that the check rejects it.
     """
     if not isinstance(config, Mapping):
         return config
@@ -492,8 +487,8 @@ def _check_buffer(config: Mapping[str, Any]) -> None:
     for key in config:
         if key in _OF_PRIORITIES and key not in known:
             raise ConfigError(
-                f"{name} has {key!r}, but type {kind!r} replays uniformly. Set {{'type': "
-                f"'{_PRIORITIZED[0]}'}} to replay by priorities."
+                f"{name} has {key!r}, but type {kind!r} replays uniformly. For prioritised replay "
+                f"set {{'type': '{_PRIORITIZED[0]}'}}."
             )
         if key not in known:
             raise ConfigError(
@@ -511,13 +506,13 @@ def _require_rows(batch: MultiAgentBatch, rows: int) -> None:
     if not is_batch or any(each.count != rows for each in batch.policy_batches.values()):
         raise UsageError(
             f"before_learn_on_batch must return a MultiAgentBatch with {rows} rows "
-            f"(train_batch_size) of each policy that is to learn, got {batch!r:.200}. Change the "
-            "columns of the batch that it is given, and return it."
+            f"(train_batch_size) of each policy to train, got {batch!r:.200}. Change the "
+            "columns of the batch that is passed to it, and return that batch."
         )
 
 
 class OffPolicyConfig(AlgorithmConfig):
-    """A config with replay; the fragment length "auto" is `n_step`."""
+    """The config of algorithms with replay; the fragment length "auto" is `n_step`."""
 
     training_section = OffPolicyTraining
 
@@ -535,7 +530,7 @@ class OffPolicyConfig(AlgorithmConfig):
         """Checks settings against each other.
 
         Raises:
-            ConfigError: naming the contradiction.
+            ConfigError: if settings contradict each other.
         """
         super().validate()
         if self.fragment_length() < self.n_step:

@@ -1,9 +1,9 @@
 """REINFORCE, the plain policy gradient: Williams 1992; Sutton et al. 2000.
 
-    L = -E[log pi(a|s) R],   R the discounted return of the rest of the trajectory
+    L = -E[log pi(a|s) R],   R the discounted return from that step to the end
 
-It has no critic, so a truncated fragment counts as if nothing came after it; whole episodes
-(`batch_mode="complete_episodes"`) are the default.
+It has no critic, so the return after a truncated fragment counts as 0; the default is complete
+episodes (`batch_mode="complete_episodes"`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PG", "PGConfig", "PGTF1Policy", "PGTF2Policy", "PGTFPolicy"]
 
 
 class PGPolicy(TFPolicy):
-    """The mathematics of the policy gradient, for any runtime."""
+    """The loss of the policy gradient, for any runtime."""
 
     config_class = later("PGConfig")
 
@@ -45,7 +45,7 @@ class PGPolicy(TFPolicy):
         return policy_loss
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
-        """Adds the discounted return of the rest of each trajectory."""
+        """Adds the discounted return from each step to the end of its trajectory."""
         rewards = fragments.columns["rewards"]
         last_values = np.zeros_like(rewards)
         fragments.added["advantages"] = discounted_returns(
@@ -61,7 +61,7 @@ PGTFPolicy = PGTF2Policy
 
 
 class PGTF1Policy(PGPolicy):
-    """The policy gradient in graph mode: a `tf.Graph` and a session of its own."""
+    """The policy gradient in graph mode, in its own `tf.Graph` and session."""
 
     runtime = "session"
 

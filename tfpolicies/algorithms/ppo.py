@@ -41,7 +41,7 @@ __all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
 
 
 class PPOTFPolicy(ActorCriticTFPolicy):
-    """The mathematics of PPO, for any runtime."""
+    """The loss of PPO, for any runtime."""
 
     config_class = later("PPOConfig")
     hyperparameters = (
@@ -89,7 +89,7 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         return errors, value_statistics(values, targets, mask, limit)
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
-        """Adapts the KL coefficient to what an update of the algorithm measured."""
+        """Adapts the KL coefficient to the KL that an update of the algorithm measured."""
         if "kl" in result["learner_stats"]:
             self.update_kl(result["learner_stats"]["kl"])
 
@@ -110,7 +110,7 @@ class PPOTFPolicy(ActorCriticTFPolicy):
 def value_statistics(
     values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor, limit: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-    """Returns how well `values` `[B]` explain `targets`, and the share of rows that is clipped.
+    """Returns the explained variance of `values` `[B]`, and the share of clipped rows.
 
     `vf_clipped` counts the rows in `mask` whose squared error is above `limit`.
     """
@@ -134,7 +134,7 @@ class PPOTF2Policy(PPOTFPolicy):
 
 
 class PPOTF1Policy(PPOTFPolicy):
-    """PPO in graph mode: the mathematics of `PPOTF2Policy` in a `tf.Graph` and its own session."""
+    """PPO in graph mode: the loss of `PPOTF2Policy` in its own `tf.Graph` and session."""
 
     runtime = "session"
 
@@ -146,7 +146,7 @@ class PPO(Algorithm):
     policy_classes = {"tf2": PPOTF2Policy, "tf": PPOTF1Policy}
 
     def training_step(self) -> dict[str, Any]:
-        """Samples one train batch and updates each policy on its part of it."""
+        """Samples one train batch and updates each policy on its rows."""
         batches = self.sample_train_batch()
         config, results = self.config, {}
         for policy_id, batch in batches.items():
@@ -203,7 +203,7 @@ class PPOConfig(ActorCriticConfig):
         """Checks settings against each other.
 
         Raises:
-            ConfigError: naming the contradiction.
+            ConfigError: if settings contradict each other.
         """
         super().validate()
         if self.sgd_minibatch_size > self.train_batch_size:

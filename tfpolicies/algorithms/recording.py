@@ -1,4 +1,4 @@
-"""Videos of policies that play, windows in which they are watched, and play that nobody sees."""
+"""Plays episodes with trained policies: as videos, in a window, or without rendering."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tfpolicies.rollout.sampler import Goal
 from tfpolicies.system.paths import resolve_path
 
 MAX_STEPS = 10_000
-"""Steps after which an episode that is looked at is cut."""
+"""Steps after which a rendered episode is cut."""
 
-_HELD = 1.0  # seconds for which the last picture of an episode stays
+_HELD = 1.0  # seconds for which the last picture of an episode is shown
 
 
 class Recorded(NamedTuple):
-    """What `record_video` returns."""
+    """The return value of `record_video`."""
 
     paths: list[Path]  # the files, absolute
     returns: list[float]  # of each episode
@@ -42,13 +42,13 @@ class Recorded(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Who plays where, to be looked at.
+    """A policy or algorithm and the environment in which it plays.
 
     Attributes:
         player: a `Policy`, or an `Algorithm`, whose policies play as in its evaluations.
-        env: what an environment is made of; None for that of the player.
+        env: name, class or creator of the environment; None for that of the player.
         explore: whether actions are sampled.
-        allow_other_spaces: whether dtypes and bounds of actions may differ from those in training.
+        allow_other_spaces: whether dtypes and action bounds may differ from those in training.
     """
 
     player: Any
@@ -58,7 +58,7 @@ class Scene(NamedTuple):
 
     @property
     def is_of_policy(self) -> bool:
-        """Whether one policy plays, and not those of an algorithm."""
+        """Whether the player is a single policy, not an algorithm."""
         return isinstance(self.player, Policy)
 
 
@@ -73,26 +73,25 @@ def record_video(
     fps: float | None = None,
     max_steps: int = MAX_STEPS,
 ) -> Recorded:
-    """Records a policy, or the policies of an algorithm, playing.
+    """Records episodes of a policy, or of the policies of an algorithm, as a video.
 
-    An environment of its own is made, and copies of the policies play, so that nothing about
-    training changes. Steps and return so far stand under each picture. Needs
-    `pip install 'tfpolicies[video]'`.
+    It creates a separate environment and copies of the policies, so training is not affected. Steps
+    and return so far are shown below each picture. Needs `pip install 'tfpolicies[video]'`.
 
     Args:
         player: a `Policy` or an `Algorithm`.
-        path: the file, which ends in .mp4 or .gif; or several that are to show the same.
-        env: where to play: a name, a class or a function, as `config.environment` takes it; None
-            for where the player was trained. It is made with a `render_mode` that gives pictures.
+        path: the file, which ends in .mp4 or .gif; or several files for the same video.
+        env: the environment: a name, a class or a function, as `config.environment` takes it; None
+            for that of training. It is created with a `render_mode` that returns pictures.
         episodes: how many to play.
         seed: the first episode begins with `reset(seed=seed)`, the next one with `seed + 1`.
         explore: whether actions are sampled; else they are greedy.
-        fps: steps a second; None for what the environment says, or else 30.
-        max_steps: after which an episode is cut.
+        fps: steps per second; None for the environment's frame rate, or else 30.
+        max_steps: steps after which an episode is cut.
 
     Raises:
         UsageError: if an argument is wrong.
-        EnvError: if the environment cannot be made, or does not render.
+        EnvError: if the environment cannot be created, or does not render.
         SpaceError: if it has other spaces than the policy.
         MissingPackageError: if the packages for videos are not installed.
     """
@@ -129,10 +128,10 @@ def record(
 
 
 def require_pictures(scene: Scene) -> None:
-    """Checks that a scene can be recorded, by looking at its environment once.
+    """Checks that a player can be recorded, by rendering its environment once.
 
     Raises:
-        EnvError: if the environment cannot be made, or does not render.
+        EnvError: if the environment cannot be created, or does not render.
         MissingPackageError: if the packages for videos are not installed.
     """
     require_video_packages()
@@ -147,10 +146,10 @@ def require_pictures(scene: Scene) -> None:
 
 
 def has_several_agents(scene: Scene) -> bool:
-    """Whether several agents play where a scene is, by making its environment once.
+    """Returns whether the environment has several agents, by creating it once.
 
     Raises:
-        EnvError: if it cannot be made.
+        EnvError: if it cannot be created.
     """
     source, context = _place(scene)
     with same_randomness():
@@ -160,15 +159,15 @@ def has_several_agents(scene: Scene) -> bool:
 
 
 def play(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
-    """Returns episodes that the policies of an algorithm play, of which no pictures are made.
+    """Returns episodes played by the policies of an algorithm, without rendering.
 
     Args:
-        scene: of an algorithm.
+        scene: has an algorithm as player.
         episodes: how many.
         seed: of the first environment; the next one has `seed + 1`.
 
     Raises:
-        EnvError: if the environment cannot be made.
+        EnvError: if the environment cannot be created.
         SpaceError: if it has other spaces than the policies.
     """
     with same_randomness(), _evaluating(scene, *_place(scene), episodes) as sampler:
@@ -178,18 +177,18 @@ def play(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
 
 @contextlib.contextmanager
 def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play]:
-    """Gives what plays the episodes of a scene; what it makes is closed in the end.
+    """Yields a function that plays one episode for a seed; closes its environment at the end.
 
-    No generator of random numbers that environments share is changed.
+    Global random generators that environments share are not changed.
 
     Args:
-        scene: who plays where.
-        modes: ways to render, the preferred one first.
-        camera: follows the episodes.
+        scene: player and environment.
+        modes: render modes, the preferred one first.
+        camera: records the episodes.
 
     Raises:
-        UsageError: if the player is none, or says nothing about an environment.
-        EnvError: if the environment cannot be made, or does not render in one of `modes`.
+        UsageError: if the player is neither a policy nor an algorithm, or no environment is given.
+        EnvError: if the environment cannot be created, or does not render in one of `modes`.
         SpaceError: if it has other spaces than the policy.
     """
     source, context = _place(scene)
@@ -211,16 +210,16 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
 
 
 def _place(scene: Scene) -> tuple[Any, EnvContext]:
-    """Returns what the environment is made of, and what its creator is called with."""
+    """Returns the source of the environment, and the context for its creator."""
     config: Any = getattr(scene.player, "config", None)
     if not (scene.is_of_policy or isinstance(config, AlgorithmConfig)):
-        raise UsageError(f"A Policy or an Algorithm plays, got {scene.player!r:.100}.")
+        raise UsageError(f"The player must be a Policy or an Algorithm, got {scene.player!r:.100}.")
     trained, settings = (config.get(name) for name in ("env", "env_config"))
     source = trained if scene.env is None else scene.env
     if not (isinstance(source, str) or callable(source)):
         raise UsageError(
-            f"Where to play is a name, a class or a function, got env={source!r:.100}. Give one, "
-            "such as env='CartPole-v1'."
+            f"env must be a name, a class or a function, got {source!r:.100}. Give one, such as "
+            "env='CartPole-v1'."
         )
     return source, EnvContext((settings or {}) if source == trained else {})
 
@@ -229,7 +228,7 @@ def _place(scene: Scene) -> tuple[Any, EnvContext]:
 def _evaluating(
     scene: Scene, env: EnvSource, env_config: EnvContext, episodes: int = 1
 ) -> Iterator[Any]:
-    """Gives a sampler that plays with copies of an algorithm's policies, without its callbacks."""
+    """Yields a sampler that plays with copies of an algorithm's policies, without callbacks."""
     leader, config = scene.player.worker, scene.player.config
     overrides = {"env": env, "env_config": dict(env_config), "explore": scene.explore}
     overrides |= {"callbacks": DefaultCallbacks}
@@ -255,7 +254,7 @@ def _evaluating(
 
 
 def _told(total: float) -> str:
-    """Returns a return as it is written under pictures.
+    """Formats a return for the captions.
 
     >>> _told(-1200.0), _told(0.125)
     ('-1,200', '0.12')

@@ -1,12 +1,13 @@
-"""The algorithms there are, by name, none of them imported before somebody asks for it.
+"""Algorithms by name, imported on first use.
 
-One line below registers one of this package. Another package registers its own by an entry point::
+The algorithms of this package are registered below. Another package registers its own by an entry
+point::
 
     [options.entry_points]
     tfpolicies.algorithms =
         MINE = my_package.mine
 
-The module defines the algorithm, `MINE`, and what belongs to it: `MINEConfig` and policies.
+The module defines the algorithm, `MINE`, its `MINEConfig` and its policies.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _EXPORTED: dict[str, str] = {}
 
 
 def register_algorithm(name: str, module: str, *, also: tuple[str, ...] = ()) -> None:
-    """Gives an algorithm a name, for the command line and for ported scripts.
+    """Registers an algorithm by name, for the command line and for ported scripts.
 
     Args:
         name: of the algorithm, and of its class in the module.
-        module: where it is, beside its config `<name>Config` and its policies `<name>TF1Policy`
-            and `<name>TF2Policy`.
-        also: further names that a user imports from there.
+        module: defines it, its config `<name>Config` and its policies `<name>TF1Policy` and
+            `<name>TF2Policy`.
+        also: further public names of the module.
 
     Raises:
-        ConfigError: if an algorithm of another module has the name.
+        ConfigError: if the name is registered for another module.
     """
     if _MODULES.setdefault(name, module) != module:
         from tfpolicies.errors import ConfigError
@@ -54,17 +55,17 @@ register_algorithm("DDPG", "tfpolicies.algorithms.ddpg", also=("DDPGTFPolicy",))
 
 
 def exported_names() -> dict[str, str]:
-    """Returns the names that registered algorithms are imported by, and their modules."""
+    """Returns the public names of registered algorithms, and their modules."""
     return dict(_EXPORTED)
 
 
 def registered_names() -> list[str]:
-    """Returns the names of the algorithms that were registered in this process."""
+    """Returns the names of the algorithms registered in this process."""
     return list(_MODULES)
 
 
 def algorithm_names() -> list[str]:
-    """Returns the names of all algorithms, those of other packages last."""
+    """Returns the names of all algorithms, with those of other packages last."""
     return [*_MODULES, *(name for name in _entry_points() if name not in _MODULES)]
 
 
@@ -72,8 +73,8 @@ def find_algorithm(name: str) -> type[Algorithm]:
     """Returns the class of an algorithm.
 
     Raises:
-        ConfigError: for a name that no algorithm has, and where the package that registers the name
-            cannot be imported or has no such algorithm; the message names the package.
+        ConfigError: if the name is unknown, or the package that registers it cannot be imported or
+            does not define the algorithm; the message names the package.
     """
     import importlib
 
@@ -87,14 +88,14 @@ def find_algorithm(name: str) -> type[Algorithm]:
         names = algorithm_names()
         raise ConfigError(
             f"There is no algorithm {name!r}; there are {', '.join(names)}."
-            f"{near_matches(str(name), names)} One of your own is a subclass of Algorithm: use the "
-            "class."
+            f"{near_matches(str(name), names)} For your own algorithm, use its class, a "
+            "subclass of Algorithm."
         )
     from tfpolicies.algorithms.algorithm import Algorithm
 
     algorithm = import_installed("algorithm", entry_point, entry_point.name)
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-        raise ConfigError(f"{told('algorithm', entry_point)} is no Algorithm, but {algorithm!r}.")
+        raise ConfigError(f"{told('algorithm', entry_point)} is not an Algorithm: {algorithm!r}.")
     return algorithm
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm counts and times, and the result of an iteration, which is made of that."""
+"""Counters, timers and newest episodes of a run, and the result dict of an iteration."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tfpolicies.rollout.metrics import (
     summarize_recent_returns,
 )
 
-_RECENT_STEPS = 10_000  # environment steps of the episodes that count as recent, at most ...
-_RECENT_SHARE = 5  # ... or one of so many parts of the run so far; an iteration counts as a whole
-_FIRST_EPISODES = 20  # whose returns are kept, to compare later ones with
+_RECENT_STEPS = 10_000  # maximum environment steps of the recent episodes ...
+_RECENT_SHARE = 5  # ... early in a run: a fifth of its steps; at least one iteration
+_FIRST_EPISODES = 20  # whose returns are kept for comparison with later ones
 
 
 class Results:
-    """The counters of a run, the clocks of its running iteration, and its newest episodes.
+    """The counters of a run, the timers of its current iteration, and its newest episodes.
 
     Args:
         config: of the algorithm, frozen.
 
     Attributes:
-        counters: by name, since the run began.
+        counters: totals by name, since the start of the run.
         episodes: the newest `metrics_num_episodes_for_smoothing`.
         first_returns: of the first 20 episodes of the run; None if a checkpoint did not have them.
-        seconds: what the running iteration has spent, by what on.
-        ends_at: environment steps since the run began at which an iteration ends in any case.
+        seconds: time spent in the current iteration, by activity.
+        ends_at: total environment steps at which an iteration ends in any case.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -53,24 +53,24 @@ class Results:
         self._machine = MachineLoad() if config.log_sys_usage else None
         self._episodes_total = 0
         self._time_total = 0.0
-        self._restored_at = (0, 0.0)  # iterations and seconds when it was built or restored
+        self._restored_at = (0, 0.0)  # iteration and seconds when built or restored
 
     def begin(self) -> None:
-        """Begins an iteration."""
+        """Starts the timer of an iteration."""
         self._began, self._before = time.perf_counter(), dict(self.counters)
         self.seconds.clear()
 
     def spent(self, name: str, began: float) -> None:
-        """Adds the time since `began` to what the iteration has spent on something."""
+        """Adds the time since `began` to an activity of the iteration."""
         self.seconds[name] += time.perf_counter() - began
 
     @property
     def unit(self) -> str:
-        """What training steps and time steps are counted in: "env_steps" or "agent_steps"."""
+        """The unit of training steps and time steps: "env_steps" or "agent_steps"."""
         return str(self._config.count_steps_by)
 
     def has_done_enough(self) -> bool:
-        """Whether the iteration has the steps and seconds that it must have, or the run ends."""
+        """Returns whether the iteration has its minimum steps and seconds, or the run ends."""
         if self.counters["num_env_steps_sampled"] >= self.ends_at:
             return True
         config, (sampled, trained) = self._config, self._steps_of_iteration()
@@ -81,12 +81,10 @@ class Results:
         )
 
     def _steps_of_iteration(self) -> tuple[int, int]:
-        """Returns the steps that were sampled and trained."""
         unit = self.unit
         return self._counted(f"num_{unit}_sampled"), self._counted(f"num_{unit}_trained")
 
     def _counted(self, name: str) -> int:
-        """Returns by how much a counter grew in the running iteration."""
         return self.counters[name] - self._before[name]
 
     def result(
@@ -97,7 +95,7 @@ class Results:
         Args:
             iteration: its number.
             learner: the learner's results by policy id.
-            workers: whose episodes are asked for.
+            workers: provide the finished episodes.
         """
         fresh = workers.get_metrics()
         window = self._add_episodes(fresh)
@@ -154,7 +152,7 @@ class Results:
         }
 
     def _add_episodes(self, fresh: list[RolloutMetrics]) -> list[RolloutMetrics]:
-        """Keeps finished episodes, and returns those that the iteration is summarized over."""
+        """Adds finished episodes, and returns those to summarize for this iteration."""
         self.episodes.extend(fresh)
         self._episodes_total += len(fresh)
         if self.first_returns is not None:
@@ -163,7 +161,7 @@ class Results:
         return [*self.episodes] if len(fresh) < len(self.episodes) else fresh
 
     def _recent_steps(self) -> int:
-        """Returns how many environment steps the episodes together have that count as recent."""
+        """Returns the total environment steps of the episodes that count as recent."""
         steps = self.counters["num_env_steps_sampled"]
         return max(
             self._counted("num_env_steps_sampled"), min(_RECENT_STEPS, steps // _RECENT_SHARE)
@@ -181,7 +179,7 @@ class Results:
         }
 
     def set_progress(self, progress: Mapping[str, Any]) -> None:
-        """Restores what `progress` returned."""
+        """Restores a value of `progress`."""
         self.counters.update(progress["counters"])
         self.episodes.clear()
         self.episodes.extend(restored_metrics(progress["episodes"]))
@@ -193,5 +191,5 @@ class Results:
 
 
 def _per_second(count: int, ms: float) -> float:
-    """Returns how many of what took so many milliseconds are done in a second; 0 for no time."""
+    """Returns the throughput per second; 0 if no time was measured."""
     return 1e3 * count / ms if ms else 0.0

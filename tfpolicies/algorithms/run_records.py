@@ -1,6 +1,6 @@
-"""What a training leaves behind: rows, events, a curve and checkpoints in a run folder, or nothing.
+"""Writes the run folder of a training: CSV rows, events, learning curve and checkpoints.
 
-`RunRecords` and `NoRecords` have the same methods, which a `TrainingRun` calls.
+`RunRecords` and `NoRecords`, which writes nothing, have the same methods; `TrainingRun` calls them.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfpolicies")
 
 _STEPS = "num_env_steps_sampled"
-_FILMED = (0,)  # seeds of the episodes of a video: the same ones in each, to be compared
+_FILMED = (0,)  # seeds of the episodes of a video; the same in each, for comparison
 _SECONDS_BETWEEN_CURVES = 15.0
-_QUICK = 0.02  # seconds that a record may take to be made in each iteration
-_SHARE_OF_RECORDS = 0.05  # of the time that training takes, at most, for records that take longer
+_QUICK = 0.02  # seconds up to which a snapshot is made in every iteration
+_SHARE_OF_RECORDS = 0.05  # maximum share of training time for slower snapshots
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goals:
-    """What a training is for.
+    """Stop criteria and saving options of a training.
 
     Attributes:
-        steps: environment steps at which it ends, those of earlier sessions included.
+        steps: environment steps at which it ends, including those before a restore.
         until: mean return of recent training episodes at which it ends; None: none.
         checkpoint_every: iterations between checkpoints.
         keep_checkpoints: how many of the newest are kept, `latest` among them.
-        keep_best: whether the best checkpoint is kept apart.
-        title: what is trained, for people.
+        keep_best: whether the best checkpoint is also kept.
+        title: algorithm and environment, for the learning curve.
         record_every: iterations between videos; 0: none are recorded.
     """
 
@@ -59,7 +59,7 @@ class Goals:
 
 
 class NoRecords:
-    """Keeps nothing, for a training without a folder."""
+    """Writes nothing, for a training without a folder."""
 
     is_video_due = False
 
@@ -70,11 +70,11 @@ class NoRecords:
 
 
 class RunRecords:
-    """The records of a training in its folder.
+    """Writes the files of a training to its run folder.
 
     Args:
         run: the folder, held by this process.
-        algorithm: what is trained, in the state of the newest checkpoint of the run or later.
+        algorithm: the trained algorithm, in the state of the run's newest checkpoint or later.
         goals: of the training.
     """
 
@@ -85,7 +85,7 @@ class RunRecords:
         config = algorithm.config
         evaluates_behind = _evaluates(config) and not config.evaluation_parallel_to_training
         self._scores_samples = goals.keep_best and not evaluates_behind
-        self._sampled_with: dict[str, Any] = {}  # by policy id, states when an iteration began
+        self._sampled_with: dict[str, Any] = {}  # states at the start of an iteration, by policy id
         self._best = _best_score(run, config)
         measures = evaluates_behind and config.custom_evaluation_function is None
         if measures and goals.keep_best and run.best.exists():
@@ -95,10 +95,10 @@ class RunRecords:
         steps = algorithm.counters[_STEPS]
         self._events = EventWriter(run.events, resume_step=steps)
         self._curve_drawn_at = time.monotonic()
-        self._restored_from = algorithm._last_good  # which others may want to begin with again
+        self._restored_from = algorithm._last_good  # never removed: other runs may start from it
         self._saved = _iteration_of(run.latest) if run.has_checkpoint else 0
         self._record: AlgorithmRecord | None = None
-        self._recorded = algorithm.iteration  # that the record is of
+        self._recorded = algorithm.iteration  # of the record
         self._record_due_at = -math.inf
 
     def close(self) -> None:
@@ -106,10 +106,10 @@ class RunRecords:
         self._events.close()
 
     def keep(self) -> None:
-        """Keeps a copy of what a checkpoint would hold now, for `rescue`.
+        """Takes a snapshot of the algorithm, for `rescue`.
 
-        Where copying takes long, as with large models or stored replay buffers, it is not done in
-        each iteration.
+        If that takes long, as with large models or stored replay buffers, it is not done in every
+        iteration.
         """
         from tfpolicies.algorithms.checkpoints import record_of
 
@@ -122,12 +122,12 @@ class RunRecords:
             self._record_due_at = time.monotonic() + took / _SHARE_OF_RECORDS
 
     def before_iteration(self) -> None:
-        """Keeps the weights that will sample, if they may turn out to be the best."""
+        """Copies the weights that will sample, if they may turn out to be the best."""
         if self._scores_samples:
             self._sampled_with = self._states()
 
     def take_down(self, row: Mapping[str, float]) -> None:
-        """Writes down the row of an iteration, and the best checkpoint if it is that."""
+        """Writes the row of an iteration, and the best checkpoint if it has the best score."""
         if self._goals.keep_best:
             self._keep_best(row)
         self._csv.append(row)
@@ -145,15 +145,14 @@ class RunRecords:
         self._saved = self._algorithm.iteration
 
     def finish(self) -> None:
-        """Writes the checkpoint and the curve of a training that has ended."""
+        """Writes the final checkpoint and learning curve."""
         self.save()
         self._draw_curve()
 
     def rescue(self) -> None:
-        """Saves the state after the last whole iteration, unless the newest checkpoint has it.
+        """Saves the state after the last complete iteration, unless the newest checkpoint has it.
 
-        What an iteration that did not end has changed in the algorithm does not count. This may be
-        called while another thread trains.
+        Changes of an unfinished iteration are not saved. May be called while another thread trains.
 
         Raises:
             CheckpointError: if it cannot be written.
@@ -169,9 +168,9 @@ class RunRecords:
         return every > 0 and self._algorithm.iteration % every == 0
 
     def film(self) -> None:
-        """Records an episode with the present policies.
+        """Records an episode with the current policies.
 
-        Training does not end because of a video: the log says why there is none.
+        If that fails, training continues and a warning gives the reason.
         """
         from tfpolicies.algorithms.recording import Scene, record
 
@@ -183,15 +182,14 @@ class RunRecords:
             logger.warning("There is no video of iteration %d: %s", iteration, error)
 
     def _states(self) -> dict[str, dict[str, Any]]:
-        """Returns the states of the policies that are trained, by id."""
         worker = self._algorithm.worker
         return {pid: worker.policy_map[pid].get_state() for pid in worker.get_policies_to_train()}
 
     def _keep_best(self, row: Mapping[str, float]) -> None:
-        """Writes the best checkpoint anew if an iteration has the best score so far.
+        """Replaces the best checkpoint if an iteration has the best score so far.
 
-        It has the weights that earned the score: the present ones where they were evaluated behind
-        the update, else those from before it. Weights that are not finite are never the best.
+        It gets the weights of that score: the current ones if they were evaluated after the update,
+        else those from before it. Weights that are not finite are never the best.
         """
         from tfpolicies.policy.checkpoints import is_finite_state
 
@@ -217,8 +215,8 @@ class RunRecords:
 def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     """Returns the score of the best checkpoint so far, -inf if there is none.
 
-    It is read from the run's CSV, so that a resumed run goes on comparing. Other rows may be higher
-    without having been the best, where their weights were not finite.
+    It is read from the run's CSV, so that a resumed run continues to compare. Other rows may have
+    higher scores if their weights were not finite.
     """
     if not run.best.exists() or not run.progress_csv.exists():
         return -math.inf
@@ -230,15 +228,15 @@ def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
 
 
 def _evaluate_best(run: RunFolder, algorithm: HostAlgorithm) -> float:
-    """Returns the mean return of the best checkpoint, evaluated as later ones will be.
+    """Returns the mean return of the best checkpoint, evaluated in the same way as later ones.
 
-    What the run's CSV says may have been measured in another way: sampled, or in fewer episodes.
+    The score in the run's CSV may be from sampled episodes, or from fewer episodes.
     """
     from tfpolicies.algorithms.checkpoints import StoredAlgorithm
     from tfpolicies.policy.checkpoints import set_stored_state
 
     usual = algorithm._evaluator
-    evaluator = usual.changed({}, usual.explore)  # with random numbers of its own
+    evaluator = usual.changed({}, usual.explore)  # with separate random generators
     policies = dict(algorithm.worker.policy_map.items())
     best = StoredAlgorithm.read(run.best).policies([type(policy) for policy in policies.values()])
     replaced = {pid: policy for pid, policy in policies.items() if pid in best}
@@ -269,7 +267,7 @@ def _evaluates(config: AlgorithmConfig) -> bool:
 
 
 def _score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
-    """Returns the number by which the best checkpoint is chosen; NaN if an iteration has none.
+    """Returns the score that selects the best checkpoint; NaN if an iteration has none.
 
     It is the mean return of evaluations if the run evaluates, else that of recent episodes.
     """
@@ -281,7 +279,7 @@ def _score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
 
 
 def get_recent_return(row: Mapping[str, float], config: AlgorithmConfig) -> float:
-    """Returns the mean return of recent episodes; NaN where there are too few to compare by it.
+    """Returns the mean return of recent episodes; NaN if there are too few.
 
     Args:
         row: of an iteration, see `progress_row`.

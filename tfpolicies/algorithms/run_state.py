@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run besides its policies, all of it checked."""
+"""Reads and validates the training state in a checkpoint, without the policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class RunState(NamedTuple):
-    """Where a run stood."""
+    """The training state of a run, besides its policies."""
 
     progress: dict[str, Any]  # as `set_progress` takes it
     seeds_used: int
@@ -36,10 +36,10 @@ def get_progress(algorithm: HostAlgorithm) -> dict[str, Any]:
 
 
 def run_state(checkpoint: Checkpoint) -> RunState:
-    """Returns where the run of an algorithm's checkpoint stood.
+    """Decodes the training state of a checkpoint.
 
     Raises:
-        Exception: one of `MALFORMED`, if something of it is missing or malformed.
+        Exception: one of `MALFORMED`, if a part is missing or malformed.
     """
     manifest, arrays = checkpoint.manifest, checkpoint.arrays
     worker = manifest["worker"]
@@ -57,7 +57,7 @@ def run_state(checkpoint: Checkpoint) -> RunState:
 
 def _progress(record: Json) -> dict[str, Any]:
     found = _dict(decode_value(record))
-    restored_metrics(found["episodes"])  # it can be
+    restored_metrics(found["episodes"])  # raises if malformed
     for count in (found["iteration"], found["episodes_total"], *_dict(found["counters"]).values()):
         _count(count)
     if not isinstance(found["time_total_s"], int | float):
@@ -100,7 +100,7 @@ def _episodes(
 
 
 def _arrays_by_name(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns the running episodes of one agent as older checkpoints have them."""
+    """Decodes the running single-agent episodes of older checkpoints."""
 
     def numbered(prefix: str) -> list[np.ndarray]:
         count = sum(name.startswith(f"{prefix}/") for name in arrays)

@@ -1,7 +1,7 @@
 """Soft actor-critic, Haarnoja et al. 2018 (arXiv:1801.01290, 1812.05905).
 
-One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
-from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
+One training step: collect a fragment, store its rows in a replay buffer, and update on rows sampled
+from it, uniformly or by priority (`replay_buffer_config`). Each update takes one step of each
 optimizer, to minimise
 
     J_Q = sum_i E[w l(Q_i(s, a) - y)]     (1812.05905, eq. 5; l: Huber, or half the square)
@@ -9,32 +9,31 @@ optimizer, to minimise
     J_pi = E[alpha log pi(a~|s) - min_i Q_i(s, a~)]  (eq. 9; a~ = tanh(mean + std noise), eq. 8)
     J_alpha = -log(alpha) E[log pi(a~|s) + H]        (eq. 18, by log(alpha) in place of alpha)
 
-where a' and a~ are drawn from the present policy by noise that is an input, and the targets Q'
-move behind each update: Q' <- tau Q + (1 - tau) Q'. A truncated episode is bootstrapped, a
+where a' and a~ are sampled from the current policy, with noise as an input, and the target networks
+Q' are updated after each update: Q' <- tau Q + (1 - tau) Q'. A truncated episode is bootstrapped, a
 terminated one is not. log pi is that of the squashed action (1812.05905, appendix C).
 
-Where actions are Discrete (Christodoulou 2019, arXiv:1910.07207), nothing is drawn: critics value
-all actions, and means over the policy are sums by its probabilities,
+For Discrete actions (Christodoulou 2019, arXiv:1910.07207), nothing is sampled: critics evaluate
+all actions, and expectations over the policy are sums weighted by its probabilities,
 
     y = r + gamma^n (1 - terminated) sum_a pi(a|s') (min_i Q'_i(s', a) - alpha log pi(a|s'))
     J_pi = E[sum_a pi(a|s) (alpha log pi(a|s) - min_i Q_i(s, a))]
     J_alpha = -log(alpha) E[sum_a pi(a|s) (log pi(a|s) + H)]            (equations 10, 12, 11)
 
-What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as
-in RLlib, and "mse" as in the papers and in Stable-Baselines3. By `update_order` "together" J_pi has
-the critics as they were before the update, as in RLlib; by "critics_first" it has them as they are
-after their step, as in the papers and in Stable-Baselines3 (but not where gradients are computed
-and applied in two calls). `optimizer` has Adam's epsilon, 1e-7 in Keras, 1e-8 in torch. Initial
-weights are those of `model` and `q_model_config`, orthogonal by `ortho_init`, or those of a
-`custom_model`.
+Where the references differ, there is a setting: `td_error_loss_fn` is "huber" (delta 1) by default,
+as in RLlib, or "mse" as in the papers and in Stable-Baselines3. With `update_order` "together" J_pi
+uses the critics from before the update, as in RLlib; with "critics_first" it uses them after their
+step, as in the papers and in Stable-Baselines3 (but not where gradients are computed and applied in
+two calls). `optimizer` has Adam's epsilon, 1e-7 in Keras, 1e-8 in torch. Initial weights are those
+of `model` and `q_model_config`, orthogonal by `ortho_init`, or those of a `custom_model`.
 
 Deviations from the papers: alpha is learned as its logarithm; the log standard deviation is clipped
-to [-5, 2]; where rows are drawn uniformly, those of all updates of one training step are drawn
-before the first of them. With `normalize_actions` actions are in [-1, 1] inside, so that the
-entropy does not depend on the units of the action space. The weights of prioritised replay weigh
-the critics alone. H is by default -dim(A), or 0.98 log n for n Discrete actions, of which RLlib's
-J_pi has the first critic's values alone. RLlib's config names a prioritised buffer and says
-`"prioritized_replay": False` beside it; here rows are drawn uniformly by default.
+to [-5, 2]; with uniform replay, the rows of all updates of a training step are sampled before the
+first update. With `normalize_actions` actions are in [-1, 1] inside, so that the entropy does not
+depend on the units of the action space. The weights of prioritised replay apply only to the
+critics. H is by default -dim(A), or 0.98 log n for n Discrete actions; RLlib's J_pi for Discrete
+actions uses only the first critic. RLlib's config names a prioritised buffer together with
+`"prioritized_replay": False`; here replay is uniform by default.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
 
 
 class SACTFPolicy(OffPolicyTFPolicy):
-    """The mathematics of SAC, for any runtime.
+    """The loss of SAC, for any runtime.
 
-    Its networks are the actor, which alone acts and is exported, the `critic` (two of them with
-    `twin_q`) and the `temperature`. A model of the user's, which is the actor, gives `[B, 2 k]` for
-    k components of an action, or the logits `[B, n]` of n Discrete actions. `learn_on_batch` gives
+    Its networks are the actor (the only one that acts and is exported), the `critic` (two of them
+    with `twin_q`) and the `temperature`. A custom model is the actor; it returns `[B, 2 k]` for k
+    components of an action, or the logits `[B, n]` of n Discrete actions. `learn_on_batch` returns
     `td_error` `[B]`.
     """
 
@@ -99,7 +98,10 @@ class SACTFPolicy(OffPolicyTFPolicy):
     def loss(
         self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> list[Any]:
-        """Returns the losses of the actor (a function if it waits), critics and temperature."""
+        """Returns the losses of actor, critics and temperature.
+
+        With `update_order` "critics_first" that of the actor is a function.
+        """
         mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
         reached = train_batch[SampleBatch.NEXT_OBS]
         critic, target_critic = self.networks["critic"], self.target_networks["critic"]
@@ -144,14 +146,14 @@ class SACTFPolicy(OffPolicyTFPolicy):
     def _choice(
         self, call: int, distribution: Any, critic: Callable[..., tf.Tensor], obs: TensorStructure
     ) -> Any:
-        """Returns what the policy does in B states; the noise of each of two calls is its own."""
+        """Returns the policy's actions in B states; call 0 and 1 have different noise."""
         if _is_discrete(self.action_space):
             return AllActions(distribution, critic, obs)
         noise = tf.split(self.learning_noise, 2, axis=-1)
         return DrawnAction(distribution, noise[call], critic, obs)
 
     def _target_entropy(self, space: gym.Space) -> tf.Tensor:
-        """Returns H: the setting, or what "auto" means."""
+        """Returns H: the setting, or the default for "auto"."""
         usual = -1.0 * math.prod(space.shape or ())
         if isinstance(space, gym.spaces.Discrete):
             usual = 0.98 * math.log(space.n)
@@ -160,7 +162,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
 
     @classmethod
     def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
-        """Two actions are drawn for each row: of its observation, and of the one it reached."""
+        """Returns the noise size of a row: for actions in its observation and in the next one."""
         del static
         return 0 if _is_discrete(dist_class.space) else 2 * dist_class.noise_size
 
@@ -171,7 +173,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         """Returns the plans of actor, critics and temperature.
 
         Raises:
-            ConfigError: for settings that critics cannot have, such as a memory.
+            ConfigError: for settings that critics cannot have, such as `use_lstm`.
         """
         name, count = "q_model_config", 1 + static["twin_q"]
         config = model_settings(static[name])
@@ -186,12 +188,12 @@ class SACTFPolicy(OffPolicyTFPolicy):
 
     @classmethod
     def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
-        """Returns a squashed Gaussian, or without `normalize_actions` one that is not squashed.
+        """Returns a squashed Gaussian, or without `normalize_actions` an unsquashed one.
 
-        That of Discrete actions is categorical.
+        For Discrete actions it is categorical.
 
         Raises:
-            ConfigError: for one whose actions cannot be drawn, or summed over, while it learns.
+            ConfigError: for a distribution that the loss can neither sample nor sum over.
         """
         settings = static["model"]
         chosen = settings["custom_action_dist"]
@@ -203,7 +205,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
             named = usual if chosen is None else chosen
             found = ActionDistribution.of(action_space, named, settings)
             fits = {kind for kind, _ in found.noise_blocks} == {"normal"}
-            rule = "transform normal noise, by which actions are drawn while it learns"
+            rule = "transform normal noise, from which the loss samples actions"
         if not fits:
             raise ConfigError(
                 f"{cls.__name__}: model['custom_action_dist'] must {rule}; got {chosen!r}."
@@ -223,7 +225,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
 
 
 _NOT_SQUASHED = (
-    " Or let actions be drawn from a Gaussian that is not squashed: "
+    " Or use a Gaussian that is not squashed: "
     "environment(normalize_actions=False, clip_actions=True)."
 )
 
@@ -233,12 +235,12 @@ def _is_discrete(action_space: gym.Space) -> bool:
 
 
 class DrawnAction:
-    """What a policy does in B states, by one action of each that is drawn.
+    """The policy in B states, represented by one sampled action per state.
 
     Args:
         distribution: of actions.
         noise: `[B, k]`.
-        critic: gives values `[B, c]` of observations and actions.
+        critic: returns values `[B, c]` of observations and actions.
         obs: the states.
 
     Attributes:
@@ -262,20 +264,20 @@ class DrawnAction:
         return tf.reduce_min(self.values(self._actions), axis=-1)
 
     def values(self, actions: tf.Tensor) -> Any:
-        """Returns each critic's value of given actions, `[B, c]`."""
+        """Returns each critic's values of the given actions, `[B, c]`."""
         return self._critic(self._obs, actions=actions)
 
     def mean(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Returns the mean over the policy of numbers `[B]` of the actions: these."""
+        """Returns the expectation over the policy of numbers `[B]`: the numbers themselves."""
         return numbers
 
 
 class AllActions:
-    """What a policy does in B states, by the probabilities of all n actions.
+    """The policy in B states, represented by the probabilities of all n actions.
 
     Args:
         distribution: a `Categorical`.
-        critic: gives values `[B, n, c]` of observations.
+        critic: returns values `[B, n, c]` of observations.
         obs: the states.
 
     Attributes:
@@ -291,11 +293,11 @@ class AllActions:
         self.least_values = tf.reduce_min(self._values, axis=-1)
 
     def values(self, actions: tf.Tensor) -> tf.Tensor:
-        """Returns each critic's value of given actions, `[B, c]`."""
+        """Returns each critic's values of the given actions, `[B, c]`."""
         return chosen_rows(self._values, actions)
 
     def mean(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Returns the mean over the policy of numbers `[B, n]` of the actions: `[B]`."""
+        """Returns the expectation over the policy of numbers `[B, n]` of the actions: `[B]`."""
         return tf.reduce_sum(tf.exp(self.logp) * numbers, axis=-1)
 
 
@@ -303,7 +305,7 @@ class Temperature(keras.layers.Layer):
     """The logarithm of alpha, one variable; `call()` returns it.
 
     Args:
-        start: its first value.
+        start: its initial value.
     """
 
     def __init__(self, start: float) -> None:
@@ -345,9 +347,9 @@ _OWN_RATE = AMOUNT.or_none()
 
 @dataclass(frozen=True, kw_only=True)
 class SACTraining(OffPolicyTraining):
-    """The training settings of SAC; `model` is the actor's, which RLlib calls policy_model_config.
+    """The training settings of SAC; `model` is RLlib's `policy_model_config`.
 
-    RLlib's `optimization` are the three learning rates.
+    RLlib's `optimization` sets the three learning rates.
     """
 
     lr: Any = 3e-4
@@ -360,9 +362,9 @@ class SACTraining(OffPolicyTraining):
     q_model_config: Mapping[str, Any] = setting(  # the critics'
         {**MODEL_DEFAULTS, "fcnet_activation": "relu"}, **get_metadata(OffPolicyTraining)["model"]
     )
-    twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
+    twin_q: bool = setting(True, BOOL)  # two critics; the smaller value is used
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square
-    update_order: str = setting("together", UPDATE_ORDER)  # critics_first: the actor waits
+    update_order: str = setting("together", UPDATE_ORDER)  # critics_first: then the actor
     initial_alpha: float = setting(1.0, POSITIVE)
     target_entropy: float | None = setting(  # nats; None, "auto": -dim(A), or 0.98 log n
         None, _ENTROPY, kept=lambda x: None if is_one_of(x, "auto") else x

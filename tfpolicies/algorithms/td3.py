@@ -1,6 +1,6 @@
 """Twin delayed deep deterministic policy gradient, Fujimoto et al. 2018 (arXiv:1802.09477).
 
-One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
+One training step: collect a fragment, store its rows in a replay buffer, and update on rows sampled
 uniformly from it, by minimising (algorithm 1 of the paper)
 
     L(theta) = sum_i E[w l(Q_i(s, a) - y)]           l: half the square, or Huber
@@ -8,22 +8,22 @@ uniformly from it, by minimising (algorithm 1 of the paper)
     a' = clip(pi'(s') + clip(sigma N(0, 1), -c, c), low, high)           (equation 14)
     L(phi) = -E[Q_1(s, pi(s))]                                           (section 5.2, delayed)
 
-Targets follow as Q' <- tau Q + (1 - tau) Q', and pi' likewise. Of d = `policy_delay` updates, the
-first one also moves the actor and the targets. A truncated episode is bootstrapped, a terminated
-one is not. `twin_q`, `policy_delay` and `smooth_target_policy` switch the paper's three parts off:
-what is left is DDPG, see `ddpg.py`.
+Target networks are updated by Q' <- tau Q + (1 - tau) Q', and pi' in the same way. Of d =
+`policy_delay` updates, the first one also updates the actor and the target networks. A truncated
+episode is bootstrapped, a terminated one is not. `twin_q`, `policy_delay` and
+`smooth_target_policy` switch off the paper's three additions to DDPG; see `ddpg.py`.
 
-By `update_order` "together" L(phi) has the critics as they were before the update, as in RLlib; by
-"critics_first" it has them as they are after their step, as in the paper and in Stable-Baselines3
-(but not where gradients are computed and applied in two calls).
+With `update_order` "together" L(phi) uses the critics from before the update, as in RLlib; with
+"critics_first" it uses them after their step, as in the paper and in Stable-Baselines3 (but not
+where gradients are computed and applied in two calls).
 
-Deviations from the paper: fresh outputs are small, by kernels of norm 0.01; the rows of all updates
-of one training step are drawn before the first of them. Noise is that of actions as the policy
-computes them: in [-1, 1] with `normalize_actions`. Deviations from RLlib: its targets move behind
-each update; gamma's exponent is the number of rewards that a row has.
+Deviations from the paper: initial outputs are small, by kernels of norm 0.01; the rows of all
+updates of a training step are sampled before the first update. Noise is added to actions as the
+policy computes them: in [-1, 1] with `normalize_actions`. Deviations from RLlib: RLlib updates
+target networks after each update; gamma's exponent is the number of rewards of a row.
 
-The defaults are those of RLlib's contributed package `rllib_td3`, as of release 2.10; what it has
-as `actor_lr` and `critic_lr`, 1e-3, is `lr` here, for both where they have no rate of their own.
+The defaults are those of RLlib's contributed package `rllib_td3`, as of release 2.10; its
+`actor_lr` and `critic_lr`, 1e-3, are the default `lr` here, which both use unless set.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
 
 
 class TD3TFPolicy(OffPolicyTFPolicy):
-    """The mathematics of TD3, for any runtime.
+    """The loss of TD3, for any runtime.
 
-    Its networks are the actor, which alone acts and is exported, and the `critic` (two of them with
-    `twin_q`); both have targets. A model of the user's, which is the actor, gives `[B, k]` for k
-    components of an action; tanh brings them into the bounds. `learn_on_batch` gives `td_error`
-    `[B]`, that of the first critic.
+    Its networks are the actor (the only one that acts and is exported) and the `critic` (two of
+    them with `twin_q`); both have target networks. A custom model is the actor; it returns `[B, k]`
+    for k components of an action, and tanh maps them into the bounds. `learn_on_batch` returns
+    `td_error` `[B]`, that of the first critic.
     """
 
     config_class = later("TD3Config")
@@ -88,7 +88,10 @@ class TD3TFPolicy(OffPolicyTFPolicy):
     def loss(
         self, model: ModelView, dist_class: ActionDistribution, train_batch: TrainBatch
     ) -> list[Any]:
-        """Returns the losses of the actor (a function if it waits) and of the critics."""
+        """Returns the losses of actor and critics.
+
+        With `update_order` "critics_first" that of the actor is a function.
+        """
         mask, obs, critic = train_batch["loss_mask"], train_batch["obs"], self.networks["critic"]
         q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
         errors = q - tf.stop_gradient(self._targets(dist_class, train_batch))[:, None]
@@ -109,7 +112,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         return [actor_loss() if together else actor_loss, critic_loss]
 
     def _targets(self, dist_class: ActionDistribution, train_batch: TrainBatch) -> tf.Tensor:
-        """Returns y `[B]`."""
+        """Returns the targets y `[B]`."""
         reached = train_batch[SampleBatch.NEXT_OBS]
         actions = _actions(dist_class, self.target_model, reached)
         if self.config["smooth_target_policy"]:
@@ -118,7 +121,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         return train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * values
 
     def _smoothed(self, actions: tf.Tensor, dist_class: ActionDistribution) -> tf.Tensor:
-        """Returns actions `[B, k]` with clipped noise, in the bounds."""
+        """Returns actions `[B, k]` with clipped noise, clipped to the bounds."""
         limit = self.config["target_noise_clip"]
         noise = self.config["target_noise"] * self.learning_noise
         leaf = Continuous(cast(gym.spaces.Box, dist_class.space), self.config["normalize_actions"])
@@ -136,13 +139,13 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         return 0.5 * self.config["l2_reg"] * sum(squares, tf.zeros([]))
 
     def _followed(self, follows: np.ndarray) -> np.ndarray:
-        """Returns behind which updates targets move: at most behind those that the actor takes."""
+        """Returns the target-update mask, limited to updates in which the actor is updated."""
         at = self.num_grad_updates + np.arange(len(follows))
         return np.asarray(follows, bool) & (at % self.config["policy_delay"] == 0)
 
     @classmethod
     def learning_noise_size(cls, dist_class: ActionDistribution, static: Mapping[str, Any]) -> int:
-        """Each component of the action in the state reached is disturbed."""
+        """Returns the noise size of a row: for each component of the action in the next state."""
         return int(dist_class.num_inputs) if static["smooth_target_policy"] else 0
 
     @classmethod
@@ -160,16 +163,16 @@ class TD3TFPolicy(OffPolicyTFPolicy):
     def _model_source(
         cls, observation_space: gym.Space, dist_class: ActionDistribution, static: Mapping[str, Any]
     ) -> ModelSource:
-        """Returns where actors come from; those of the catalog have `actor_hiddens`."""
+        """Returns the source of actors; those of the catalog have `actor_hiddens`."""
         own = {**static, "model": _settings(static, "actor")}
         return super()._model_source(observation_space, dist_class, own)
 
     @classmethod
     def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
-        """Returns what brings the actor's outputs into the bounds.
+        """Returns the distribution that maps the actor's outputs into the bounds.
 
         Raises:
-            ConfigError: for a distribution with a choice of actions.
+            ConfigError: for a stochastic distribution.
         """
         usual = "squashed_deterministic" if static["normalize_actions"] else "bounded_deterministic"
         settings = static["model"]
@@ -197,7 +200,6 @@ def _actions(dist_class: ActionDistribution, model: ModelView, obs: TensorStruct
 
 
 def _settings(static: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Returns the `model` settings of "actor" or "critic"."""
     settings = static["model"]
     return {
         **settings,
@@ -227,7 +229,7 @@ class TD3TF1Policy(TD3TFPolicy):
 class TD3(OffPolicyAlgorithm):
     """The training loop of TD3; made by `TD3Config().build()`.
 
-    `num_target_updates` counts when targets were due; of `policy_delay` times they move once.
+    `num_target_updates` counts due target updates; only one of `policy_delay` is done.
     """
 
     config_class = later("TD3Config")
@@ -239,18 +241,18 @@ _OWN_RATE = AMOUNT.or_none()
 
 @dataclass(frozen=True, kw_only=True)
 class TD3Training(OffPolicyTraining):
-    """The training settings of TD3, and with other defaults of DDPG.
+    """The training settings of TD3, and with other defaults those of DDPG.
 
-    Hidden layers are those of `actor_hiddens` and `critic_hiddens` alone; those of
-    `model["fcnet_hiddens"]` come before them with `use_state_preprocessor`. Convolutions for images
-    are as `model` says, and its `custom_model` is the actor.
+    Hidden layers are only those of `actor_hiddens` and `critic_hiddens`; with
+    `use_state_preprocessor` those of `model["fcnet_hiddens"]` come before them. `model` configures
+    convolutions for images, and its `custom_model` is the actor.
     """
 
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
     policy_delay: int = setting(2, COUNT)  # updates of the critics for one of actor and targets
-    smooth_target_policy: bool = setting(True, BOOL)  # noise on the actions of targets
+    smooth_target_policy: bool = setting(True, BOOL)  # noise on the target network's actions
     target_noise: float = setting(0.2, AMOUNT)  # its standard deviation
-    target_noise_clip: float = setting(0.5, AMOUNT)  # its largest size
+    target_noise_clip: float = setting(0.5, AMOUNT)  # its largest absolute value
     use_state_preprocessor: bool = setting(False, BOOL)
     actor_hiddens: Any = setting([400, 300], COUNTS)
     actor_hidden_activation: str | None = setting("relu", ACTIVATION)
@@ -259,7 +261,7 @@ class TD3Training(OffPolicyTraining):
     lr: Any = 1e-3
     actor_lr: float | None = setting(None, _OWN_RATE)  # None: lr
     critic_lr: float | None = setting(None, _OWN_RATE)  # None: lr
-    update_order: str = setting("together", UPDATE_ORDER)  # critics_first: the actor waits
+    update_order: str = setting("together", UPDATE_ORDER)  # critics_first: then the actor
     use_huber: bool = setting(False, BOOL)
     huber_threshold: float = setting(1.0, POSITIVE)
     l2_reg: float = setting(0.0, AMOUNT, kept=lambda x: 0.0 if x is None else x)
@@ -302,12 +304,12 @@ class TD3Config(OffPolicyConfig):
         """Checks settings against each other.
 
         Raises:
-            ConfigError: naming the contradiction.
+            ConfigError: if settings contradict each other.
         """
         super().validate()
         if self.policy_delay > 1 and self.target_network_update_freq > 0:
             raise ConfigError(
                 f"target_network_update_freq must be 0 with policy_delay={self.policy_delay}, got "
-                f"{self.target_network_update_freq}: targets move with the actor then. Leave it "
-                "out, or use policy_delay=1."
+                f"{self.target_network_update_freq}: target networks are updated with the actor "
+                "then. Leave it out, or use policy_delay=1."
             )

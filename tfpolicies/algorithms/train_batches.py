@@ -1,4 +1,4 @@
-"""Sampling of train batches: whole fragments of all workers, split by the policies they train."""
+"""Samples train batches: complete fragments of all workers, split by policy."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def sample_steps(
     env_steps: int = 0,
     agent_steps: int = 0,
 ) -> list[SampleBatch | MultiAgentBatch]:
-    """Returns what `sample` gives, called until there are enough steps, at least once.
+    """Calls `sample`, at least once, until there are enough steps; returns all batches.
 
     Args:
         sample: returns batches.
-        env_steps: steps of environments.
-        agent_steps: transitions of agents.
+        env_steps: the minimum number of environment steps.
+        agent_steps: the minimum number of agent transitions.
     """
     batches: list[SampleBatch | MultiAgentBatch] = []
     while True:
@@ -36,13 +36,13 @@ class TrainBatches:
     """Samples the rows that a training step learns from, and counts them.
 
     Args:
-        workers: sample.
-        results: has the counters and clocks of the run.
-        check: of policies that are trained.
+        workers: the training workers.
+        results: the counters and timers of the run.
+        check: applied to trained policies.
 
     Attributes:
-        env_share: environment steps per row to train on of the last train batch.
-        row_sizes: how large observations and rewards are.
+        env_share: environment steps per training row of the last train batch.
+        row_sizes: magnitudes of observations and rewards.
     """
 
     def __init__(self, workers: WorkerSet, results: Results, check: TrainableCheck) -> None:
@@ -57,7 +57,7 @@ class TrainBatches:
 
         Args:
             least: steps, as `count_steps_by` counts them.
-            while_learning: whether remote workers go on sampling after that.
+            while_learning: whether remote workers continue sampling in the background.
         """
         started = time.perf_counter()
         workers = self._workers

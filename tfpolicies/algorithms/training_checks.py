@@ -1,4 +1,4 @@
-"""Checks of what a training step trains, and of the results that it returns."""
+"""Checks of the policies that a training step trains, and of the results it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfpolicies.policy_map.policy_map import PolicyMap
 
 
 class TrainableCheck:
-    """Compares what policies learn from with what the training step of an algorithm gives.
+    """Checks that an algorithm's training step gives policies the rows they learn from.
 
     Args:
         algorithm_class: the class of the algorithm.
@@ -27,14 +27,14 @@ class TrainableCheck:
         self._passed: set[str] = set()  # ids of policies
 
     def require_all(self, config: AlgorithmConfig) -> None:
-        """Checks the policies of a config that are surely trained; see `require`."""
+        """Checks the policies of a config that are certain to be trained; see `require`."""
         predicate = as_predicate(config.policies_to_train)
         for policy_id, spec in config.policies.items():
             if spec.policy_class is not None and is_surely_trained(policy_id, predicate):
                 self.require(policy_id, spec.policy_class)
 
     def require_sampled(self, policy_ids: Iterable[str], policies: Mapping[str, Policy]) -> None:
-        """Checks policies whose rows were sampled to be trained on, each once; see `require`.
+        """Checks each policy with sampled training rows once; see `require`.
 
         Args:
             policy_ids: their ids.
@@ -46,12 +46,12 @@ class TrainableCheck:
                 self.require(policy_id, type(policy))
 
     def require(self, policy_id: str, policy_class: type[Policy]) -> None:
-        """Checks that the training step gives a policy the rows its algorithm learns from.
+        """Checks that the training step gives a policy the rows its loss needs.
 
-        Classes and training steps of users are not checked.
+        Custom policy classes and training steps are not checked.
 
         Raises:
-            ConfigError: if one of them replays rows and the other one does not.
+            ConfigError: if only one of policy and training step uses replay.
         """
         algorithm_class = self._algorithm_class
         modules = policy_class.__module__, algorithm_class.training_step.__module__
@@ -62,13 +62,13 @@ class TrainableCheck:
         if not is_ours or replays == algorithm_replays:
             self._passed.add(policy_id)
             return
-        needs, does = "replayed rows and target networks", "only what was just sampled"
+        needs, does = "replayed rows and target networks", "only freshly sampled rows"
         if algorithm_replays:
             needs, does = does, needs
         raise ConfigError(
             f"Policy {policy_id!r} is a {policy_class.__name__}, which learns from {needs}, but "
             f"the training step of {algorithm_class.__name__} has {does}. Leave it out of "
-            "`policies_to_train` and train it by an algorithm of its own, or override "
+            "`policies_to_train` and train it with a separate algorithm, or override "
             "`training_step`."
         )
 
@@ -89,22 +89,22 @@ class LearnerResultCheck:
         self._name = name
         self._config = config
         self._policies = policies
-        self._warned: set[str] = set()  # ids of policies written by hand
+        self._warned: set[str] = set()  # ids of custom policies
 
     def check(self, learner: Mapping[str, Any]) -> None:
         """Checks the results of a training step.
 
         Raises:
-            UsageError: if it is no dict of results by policy id.
-            NonFiniteError: if a policy that learns in its own way reports a loss that is not
-                finite; whatever the policy made of it stays.
+            UsageError: if it is not a dict of results by policy id.
+            NonFiniteError: if a custom policy reports a loss that is not finite; its state is not
+                rolled back.
         """
         policies = self._policies
         if not isinstance(learner, Mapping) or not all(pid in policies for pid in learner):
             raise UsageError(
                 f"{self._name}.training_step must return a dict with the "
                 "results of policies by their ids, such as what super().training_step() returns, "
-                f"or {{}}; got {learner!r:.200}. Put numbers of your own into the result in the "
+                f"or {{}}; got {learner!r:.200}. Add your own metrics to the result in the "
                 "callback on_train_result."
             )
         for policy_id, result in learner.items():
@@ -114,7 +114,7 @@ class LearnerResultCheck:
 
     def _check_losses(self, policy_id: str, policy: Policy, result: Mapping[str, Any]) -> None:
         if policy.driver.learning.detects_non_finite:
-            return  # it looked at more than that
+            return  # it has checked losses and weights already
         stats = result.get("learner_stats") or {}
         bad = first_bad({name: x for name, x in stats.items() if "loss" in name})
         if bad is None:
@@ -123,11 +123,11 @@ class LearnerResultCheck:
         message = f"The update of policy {policy_id!r} is not finite: it reports {term}."
         if policy.config.get("on_nan", self._config.on_nan) == "stop":
             error = NonFiniteError(
-                f"{message} It learns in its own way, so what it made of that is left as it is; "
-                "debugging(on_nan='warn') goes on."
+                f"{message} It has its own update method, so its state was not rolled back; "
+                "debugging(on_nan='warn') continues training."
             )
             error.term, error.policy_id = term, policy_id
             raise error
         if policy_id not in self._warned:
             self._warned.add(policy_id)
-            logger.warning("%s Training goes on, as on_nan='warn' says.", message)
+            logger.warning("%s Training continues, because of on_nan='warn'.", message)

@@ -1,4 +1,4 @@
-"""The loop around an `Algorithm`: train until a goal is reached, show how far it is, keep it."""
+"""The loop around `Algorithm.train`: runs until a stop criterion, shows progress, saves results."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tfpolicies")
 
-TARGET, STEPS, CALLBACK = "target", "steps", "callback"  # why a training ends by itself
+TARGET, STEPS, CALLBACK = "target", "steps", "callback"  # reasons why training ended
 
-_MEAN = f"{RECENT}mean"  # which callbacks may take out of a row
-_SPEED_MEMORY = 0.9  # of the shown speed, an exponential mean over iterations
+_MEAN = f"{RECENT}mean"  # callbacks may remove it from a row
+_SPEED_MEMORY = 0.9  # weight of the previous speed in the exponential mean over iterations
 
 
 class TrainingRun:
-    """The training of one algorithm, by a command or by `Algorithm.learn`.
+    """Trains one algorithm, for a command or for `Algorithm.learn`.
 
     Args:
-        algorithm: what is trained; closing it is the caller's.
-        goals: when training ends, and what is kept.
-        records: where that is kept; closing them is the caller's.
-        console: where progress is shown; None: nowhere.
-        followers: called with the algorithm and the result after each iteration; training ends
-            where one of them returns False.
+        algorithm: the algorithm to train; the caller closes it.
+        goals: stop criteria and saving options.
+        records: writes the run folder; the caller closes it.
+        console: shows progress; None for no output.
+        followers: called with the algorithm and the result after each iteration; training ends if
+            one of them returns False.
 
     Attributes:
         result: of the last iteration; empty before the first.
@@ -62,24 +62,24 @@ class TrainingRun:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps so far, those of earlier sessions included."""
+        """Environment steps so far, including those before a restore."""
         return int(self.algorithm.counters["num_env_steps_sampled"])
 
     def train(self, rescue: Callable[[str], None], *, at_least_steps: int = 0) -> str:
         """Trains until the target or the last step, and writes a checkpoint at the end.
 
         Args:
-            rescue: see `Signals.held_back`.
-            at_least_steps: the target does not count before so many further environment steps.
+            rescue: saves the state when a signal ends the process; see `Signals.held_back`.
+            at_least_steps: environment steps to train before the target is checked.
 
         Returns:
             `TARGET`, `STEPS` or `CALLBACK`.
 
         Raises:
-            KeyboardInterrupt: if a signal ended it, as a `SignalEnd` where `Signals` are entered;
-                the iteration that ran then has ended, if it could.
-            BaseException: what the environment, say, raised. What `rescue` of the records saves
-                has not been saved then.
+            KeyboardInterrupt: if a signal ended it, as a `SignalEnd` within `Signals`; the running
+                iteration has ended if it could.
+            BaseException: any error of, for example, the environment. The caller must then call
+                `rescue` of the records.
         """
         results = self.algorithm._results
         results.ends_at = self.goals.steps
@@ -110,7 +110,7 @@ class TrainingRun:
             return self._finish(STEPS)
 
     def _iterate(self) -> bool:
-        """Trains one iteration and takes it down; whether no follower wants it to be the last."""
+        """Trains and records one iteration; returns whether training continues."""
         self.records.before_iteration()
         self.result = self.algorithm.train()
         self._has_learned |= bool(self.result["info"]["learner"])
@@ -128,12 +128,12 @@ class TrainingRun:
         self.records.finish()
         short = too_short(self.algorithm.config, self.env_steps - self._began_at)
         if short is not None and self.result and not self._has_learned:
-            logger.warning("Nothing was learned: %s", short)
+            logger.warning("No update was done: %s", short)
         return reason
 
     def _warn_if_too_short(self) -> None:
-        """Says it before a run begins; several agents may give a row each in a step."""
+        """Warns before a run starts; not with several agents, whose steps may give several rows."""
         config = self.algorithm.config
         short = too_short(config, self.goals.steps)
         if short is not None and not (self.env_steps or config.is_multi_agent()):
-            logger.warning("There will be no update, or hardly one: %s", short)
+            logger.warning("There will be no or hardly any updates: %s", short)

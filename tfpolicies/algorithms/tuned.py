@@ -1,13 +1,13 @@
-"""Settings that are known to learn well, by algorithm and environment: what asks for them.
+"""Access to settings that are known to learn well, by algorithm and environment.
 
-`tfpolicies train` begins with these, and `tfpolicies tuned` lists them; in a script:
+`tfpolicies train` starts from these, and `tfpolicies tuned` lists them; in a script:
 
 >>> from tfpolicies import PPOConfig
 >>> PPOConfig.tuned("CartPole-v1").num_envs_per_worker
 8
 
-The data is in `tuned_table.py`. A package of yours adds entries for its algorithms, or for its
-environments, by `register_tuned`, best where it defines the algorithm.
+The data is in `tuned_table.py`. Other packages add entries for their algorithms or environments by
+`register_tuned`, best in the module that defines the algorithm.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tfpolicies.algorithms.tuned_table import TUNED, Settings
 from tfpolicies.algorithms.tuned_table import Tuned as Tuned
 from tfpolicies.errors import ConfigError
 
-_NEAREST = 3  # pairs that are named where there is no entry
+_NEAREST = 3  # suggested pairs if there is no entry
 
 
 def tuned_settings(algo: str, env: str) -> dict[str, Any]:
-    """Returns tuned settings, for the caller to keep; none if nobody tuned that pair.
+    """Returns a copy of the tuned settings; an empty dict if there are none for that pair.
 
     Args:
         algo: the algorithm's name, such as `"PPO"`.
@@ -44,7 +44,7 @@ def require_tuned(algo: str, env: str) -> Tuned:
     """Returns the entry of an algorithm and an environment.
 
     Raises:
-        ConfigError: if there is none; the nearest ones are named.
+        ConfigError: if there is none; the message names the nearest ones.
     """
     entry = find_tuned(algo, env)
     if entry is None:
@@ -72,7 +72,7 @@ def tuned_entries(algo: str = "", env: str = "") -> dict[tuple[str, str], Tuned]
 
 
 def nearest_tuned(algo: str, env: str) -> str:
-    """Returns which entries are most like a pair that has none, as words; "" if none is like it.
+    """Returns the names of the entries nearest to a missing pair; "" if there are none.
 
     These are entries of the algorithm for other versions of the environment, then those of other
     algorithms for the environment, or else those of the algorithm for similar environments.
@@ -104,13 +104,13 @@ def register_tuned(
     threshold: float | None = None,
     deviations: Sequence[str] = (),
 ) -> None:
-    """Adds tuned settings, or replaces those that there are.
+    """Adds or replaces tuned settings.
 
     Args:
         algo: the algorithm's name.
         env: the environment's registered name.
         settings: of the algorithm's config, by name.
-        source: the paper or file that they are from.
+        source: their paper or file.
         steps: environment steps that the source trains for.
         threshold: the mean return of an episode that it reports; None if it reports none.
         deviations: how the settings differ from the source, each in a few words.

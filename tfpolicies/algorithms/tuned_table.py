@@ -1,11 +1,11 @@
-"""Settings that learn, by algorithm and environment: data alone; `tuned.py` is the door to it.
+"""Table of settings that learn, by algorithm and environment; `tuned.py` gives access to it.
 
-Each entry names its source, how many environment steps that trains for, the mean return it reports,
-and where the settings differ from it. `docs/tuned.md` shows all of them.
+Each entry names its source, the environment steps and mean return of the source, and the deviations
+from it. `docs/tuned.md` shows all of them.
 
 RL Baselines3 Zoo means release 2.9.0a2: `hyperparams/<algorithm>.yml` for the settings and
-`benchmark.md` for the returns. What an entry of the Zoo leaves out has Stable-Baselines3's default;
-those defaults are the `_PPO`, `_A2C`, `_DQN`, `_SAC`, `_TD3` and `_DDPG` below.
+`benchmark.md` for the returns. Settings that are not in an entry of the Zoo have
+Stable-Baselines3's defaults: `_PPO`, `_A2C`, `_DQN`, `_SAC`, `_TD3` and `_DDPG` below.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ class Tuned(NamedTuple):
 
     Attributes:
         settings: of the algorithm's config, by name.
-        source: the file or paper they are from.
+        source: their file or paper.
         steps: environment steps that the source trains for.
-        threshold: the mean return of an episode that the source reports after them; None if it
-            reports none.
+        threshold: the mean return of an episode that the source reports; None if it reports none.
         deviations: how the settings differ from the source, each in a few words.
     """
 
@@ -44,17 +43,17 @@ _ALL = {
     "PPO": ("advantages are standardised over the train batch, not over each minibatch",),
     "A2C": (),
     "DQN": ("before learning starts, actions follow epsilon",),
-    "SAC": ("actor and critics are updated together, not one behind the other (`update_order`)",),
-    "TD3": ("actor and critics are updated together, not one behind the other (`update_order`)",),
-    "DDPG": ("actor and critic are updated together, not one behind the other (`update_order`)",),
+    "SAC": ("actor and critics are updated in one step, not one after the other (`update_order`)",),
+    "TD3": ("actor and critics are updated in one step, not one after the other (`update_order`)",),
+    "DDPG": ("actor and critic are updated in one step, not one after the other (`update_order`)",),
 }
 _CONSTANT = "the learning rate is constant"
 _CLIP = "the clip range is constant"
-_NO_SDE = "each step has noise of its own, not gSDE's"
+_NO_SDE = "each step has independent noise instead of gSDE"
 
 
 def _merged(*parts: Settings) -> dict[str, Any]:
-    """Returns settings of which later parts override earlier ones, dicts key by key."""
+    """Merges settings; later parts override earlier ones, dicts key by key."""
     found: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
@@ -73,7 +72,6 @@ def _epsilon(steps: int, final: float) -> Settings:
 
 
 def _starts(steps: int) -> Settings:
-    """Returns when learning starts."""
     return {"num_steps_sampled_before_learning_starts": steps}
 
 
@@ -91,17 +89,7 @@ def _add(
     *parts: Settings,
     notes: Sequence[str] = (),
 ) -> None:
-    """Adds an entry of the Zoo.
-
-    Args:
-        algo: the algorithm's name.
-        base: settings where the parts name none.
-        env: the environment's name; with `|` in it, it has several versions.
-        steps: see `Tuned`.
-        threshold: see `Tuned`.
-        *parts: settings; later ones override earlier ones.
-        notes: deviations from the Zoo, besides those of all entries of the algorithm.
-    """
+    """Adds an entry of the Zoo for an environment; `|` in its name separates version suffixes."""
     name, _, versions = env.partition("|")
     deviations = (*_ALL[algo], *notes)
     source = _ZOO.format(algo.lower())
@@ -147,7 +135,6 @@ _ppo = partial(_add, "PPO", _PPO)
 
 
 def _batch(envs: int, steps_each: int, **changes: object) -> Settings:
-    """Returns settings for a batch of some steps of each environment."""
     sizes = {"num_envs_per_worker": envs, "train_batch_size": envs * steps_each}
     return {**sizes, **{name.rstrip("_"): value for name, value in changes.items()}}
 
@@ -176,7 +163,7 @@ _add(
     notes=[
         _CONSTANT,
         _CLIP,
-        "weights begin as normalised columns, not orthogonal; Adam's epsilon is 1e-7",
+        "initial weights have normalised columns, not orthogonal ones; Adam's epsilon is 1e-7",
     ],
 )
 _ppo("Acrobot-v1", 1e6, -73.506, _batch(16, 256, num_sgd_iter=4, lambda_=0.94), _NORMALISED)
@@ -256,7 +243,7 @@ _ATARI = {
         "zero_discount_on_life_loss": True,
     },
 }
-_LIVES = "a lost life ends an episode for learning alone: the game goes on, and is not fired into"
+_LIVES = "a lost life ends an episode only for learning: the game continues, without pressing FIRE"
 _FIRST_LAYERS = "the first two convolutions are padded"
 _IMAGES = _batch(8, 128, sgd_minibatch_size=256, num_sgd_iter=4, clip_param=0.1)
 _RATES = {**_lin(2.5e-4, 1e7), "entropy_coeff": 0.01}
@@ -306,7 +293,6 @@ _dqn = partial(_add, "DQN", _DQN)
 
 
 def _updates(steps: int, updates: int, rows: int, **changes: object) -> Settings:
-    """Returns settings for some updates of some rows each after some steps."""
     each = {
         "rollout_fragment_length": steps,
         "train_batch_size": rows,
@@ -323,7 +309,7 @@ _dqn(
     _starts(1000),
     _replay(100_000),
     _epsilon(8000, 0.04),
-    notes=["the target moves once for 256 steps, which is when it changes there, too"],
+    notes=["the target network is updated once per 256 steps; it effectively is there as well"],
 )
 _dqn(
     "MountainCar-v0",
@@ -352,7 +338,7 @@ for _env, _return in (("Pong", 20.602), ("Breakout", 358.327)):
         _ATARI,
         {"model": _NATURE},
         notes=[
-            "8 environments step together, with two updates for 8 steps: as many as there",
+            "8 environments step together, with two updates per 8 steps: the same ratio",
             _FIRST_LAYERS,
             _LIVES,
         ],
@@ -379,7 +365,7 @@ _MINATAR = Tuned(
 for _game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
     TUNED["DQN", f"MinAtar/{_game}-v0"] = _MINATAR
     TUNED["DQN", f"MinAtar/{_game}-v1"] = _MINATAR._replace(
-        deviations=(*_MINATAR.deviations, "only the actions that the game knows")
+        deviations=(*_MINATAR.deviations, "only the actions that the game uses")
     )
 
 # -- SAC, TD3 and DDPG ------------------------------------------------------------------------
@@ -405,7 +391,7 @@ _CONTROL = {
 
 
 def _from_noise(start: int, noise: Settings, capacity: int = 1_000_000) -> Settings:
-    """Returns when learning starts, what disturbs actions, and how many rows are kept."""
+    """Returns the settings of learning start, exploration noise and buffer capacity."""
     strategy = {"exploration_config": {**noise, "random_timesteps": start}}
     return {**_starts(start), **strategy, **_replay(capacity)}
 
@@ -424,7 +410,7 @@ _sac(
     297.668,
     _from_noise(10_000, _STOCHASTIC, 300_000),
     {"lr": 7.3e-4, "gamma": 0.98, "tau": 0.02, **_WIDE},
-    notes=[_NO_SDE, "one update behind each step, not 64 behind 64 steps"],
+    notes=[_NO_SDE, "one update after each step instead of 64 after every 64 steps"],
 )
 for _env, (_return, _) in _CONTROL.items():
     _usual = _from_noise(10_000, _STOCHASTIC)

@@ -1,1 +1,1 @@
-"""The fluent configuration and its frozen, self-checking sections."""
+"""Fluent configuration with frozen, validated sections."""

@@ -1,4 +1,4 @@
-"""The fluent door to the config: `PPOConfig().environment("CartPole-v1").training(lr=3e-4)`."""
+"""Fluent configuration: `PPOConfig().environment("CartPole-v1").training(lr=3e-4)`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EnvSource = Setting | MultiAgentEnv | SteppedTogether | VectorEnv[Any, Any, Any]
 
 
 class _NotProvided:
-    """The default of an argument that is left as it was; None is a value like any other."""
+    """Default of arguments that are not given; None is an ordinary value."""
 
     def __repr__(self) -> str:
         return "<not provided>"
@@ -80,10 +80,10 @@ class AlgorithmConfig(SectionedConfig):
         if algo_class is not None:
             object.__setattr__(self, "algo_class", algo_class)
 
-    # -- the fluent methods -------------------------------------------------------------------
+    # -- fluent methods -----------------------------------------------------------------------
 
     def environment(self, env: EnvSource = _NOT_PROVIDED, **settings: Setting) -> AlgorithmConfig:
-        """Sets what is acted in; see `sections.Environment` for the settings.
+        """Sets the environment; see `sections.Environment` for the settings.
 
         `render_env`, `is_atari` and `auto_wrap_old_gym_envs` are accepted at their defaults, like
         all `CONSTANTS` of `dialect.py`.
@@ -93,17 +93,17 @@ class AlgorithmConfig(SectionedConfig):
     def rollouts(self, **settings: Setting) -> AlgorithmConfig:
         """Sets how experience is collected; see `sections.Rollouts`.
 
-        Settings of `fault_tolerance` are taken too, with a warning.
+        Settings of `fault_tolerance` are accepted with a warning.
         """
         moved = [name for name in settings if ALIASES.get(name, name) in GUESTS["rollouts"]]
         if moved:
-            logger.warning("%s: a setting of `fault_tolerance()` now.", ", ".join(moved))
+            logger.warning("%s: now a setting of `fault_tolerance()`.", ", ".join(moved))
         return self._change("rollouts", settings)
 
     def env_runners(self, **settings: Setting) -> AlgorithmConfig:
-        """Is `rollouts` under its later name; takes `num_env_runners` and the like too.
+        """Same as `rollouts`, under RLlib's newer name; also accepts `num_env_runners` and similar.
 
-        With it came settings of `exploration` and `resources`: `explore`, `exploration_config`,
+        It also accepts settings of `exploration` and `resources`: `explore`, `exploration_config`,
         `num_cpus_per_env_runner` and others.
         """
         return self._change("env_runners", settings, "rollouts")
@@ -122,11 +122,11 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("framework", _with("framework", framework, settings))
 
     def resources(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets what hardware is used; see `run_sections.Resources`."""
+        """Sets the hardware resources; see `run_sections.Resources`."""
         return self._change("resources", settings)
 
     def fault_tolerance(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets what follows when something fails; see `run_sections.FaultTolerance`."""
+        """Sets how failures are handled; see `run_sections.FaultTolerance`."""
         return self._change("fault_tolerance", settings)
 
     def exploration(self, **settings: Setting) -> AlgorithmConfig:
@@ -138,38 +138,38 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("evaluation", settings)
 
     def debugging(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets seed, log level and what follows on NaN; see `run_sections.Debugging`."""
+        """Sets seed, log level and NaN handling; see `run_sections.Debugging`."""
         return self._change("debugging", settings)
 
     def reporting(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets what an iteration is; see `run_sections.Reporting`."""
+        """Sets the length of an iteration and its metrics; see `run_sections.Reporting`."""
         return self._change("reporting", settings)
 
     def checkpointing(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets what happens at checkpoints; see `run_sections.Checkpointing`."""
+        """Sets the content of checkpoints; see `run_sections.Checkpointing`."""
         return self._change("checkpointing", settings)
 
     def python_environment(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets variables of remote workers; see `run_sections.PythonEnvironment`."""
+        """Sets environment variables of remote workers; see `run_sections.PythonEnvironment`."""
         return self._change("python_environment", settings)
 
     def offline_data(self, **settings: Setting) -> AlgorithmConfig:
-        """Takes RLlib's settings for recorded experience, at their defaults only.
+        """Accepts RLlib's settings for recorded experience, only at their defaults.
 
-        Batches come from environments here, and are not read from or written to files.
+        Batches come from environments here; they are not read from or written to files.
         """
         return self._change("offline_data", settings)
 
     def api_stack(self, **settings: Setting) -> AlgorithmConfig:
-        """Takes newer RLlib's switches for its other stack, if they are off: there is one here."""
+        """Accepts the switches for RLlib's new API stack, if they are off."""
         return self._change("api_stack", settings)
 
     def rl_module(self, **settings: Setting) -> AlgorithmConfig:
-        """Takes what switches on RLlib's other stack, if it is off; see `api_stack`."""
+        """Accepts the settings that enable RLlib's new API stack, if off; see `api_stack`."""
         return self._change("rl_module", settings)
 
     def experimental(self, **settings: Setting) -> AlgorithmConfig:
-        """Sets what few policy classes need; see `run_sections.Experimental`."""
+        """Sets experimental settings; see `run_sections.Experimental`."""
         return self._change("experimental", settings)
 
     def callbacks(self, callbacks_class: Callable[[], Any] | None) -> AlgorithmConfig:
@@ -191,46 +191,46 @@ class AlgorithmConfig(SectionedConfig):
         policy_map_cache: int = -1,
         **unknown: Setting,
     ) -> AlgorithmConfig:
-        """Sets which policies there are, for which agents they act, and which of them learn.
+        """Sets the policies, which agents they act for, and which of them are trained.
 
-        Everything that is given is checked before anything is changed, and translated at once:
-        `config.policies` is a dict of `PolicySpec` by id, whatever form it was given in.
+        All arguments are checked before anything is changed, and converted at once:
+        `config.policies` is a dict of `PolicySpec` by id, whatever form was given.
 
         Args:
-            policies: replaces all policies there were. A dict by policy id of `PolicySpec` or
+            policies: replaces all previous policies. A dict by policy id of `PolicySpec` or
                 4-tuples `(policy_class, observation_space, action_space, config)`; or a list, set
-                or tuple of ids. What is None, or missing with ids, is filled in when policies are
-                made (`get_multi_agent_setup`): the algorithm's class, the spaces of the agents,
-                this config. `config` is a dict of overrides, or an `AlgorithmConfig`, whose
-                settings are then all taken. Ids are strings that could be file names.
+                or tuple of ids. Fields that are None, or missing with ids, are filled in when
+                policies are created (`get_multi_agent_setup`): the algorithm's class, the spaces of
+                the agents, this config. `config` is a dict of overrides, or an `AlgorithmConfig`,
+                whose settings are then all used. Ids are strings that are valid file names.
             policy_map_capacity: how many policies keep their variables in memory; those of the
-                least recently used others lie on disk. At least 1; by default 100.
-            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs) -> policy_id`, asked when an
-                agent appears in an episode; its answer holds for that episode. To find out spaces
-                it may be called with None for episode and worker. By default, and for None: every
+                least recently used others are on disk. At least 1; by default 100.
+            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs) -> policy_id`, called when an
+                agent appears in an episode; its result is used for that episode. To infer spaces it
+                may be called with None for episode and worker. By default, and for None: every
                 agent has the policy `DEFAULT_POLICY_ID`.
-            policies_to_train: which policies are updated. None: all; a list, set or tuple of ids,
-                empty to train nothing; or `f(policy_id, batch=None) -> bool`, asked with the batch
-                at hand, or None where there is none yet.
-            policy_states_are_swappable: a promise that all policies have variables of the same
-                shapes; paging costs the same either way here, so that it changes nothing.
-            observation_fn: `f(agent_obs, worker, base_env, policies, episode)`, all by keyword,
-                that returns the observations by agent id that policies get instead.
-            count_steps_by: what a step is where batches are measured. "env_steps": each step of an
+            policies_to_train: the policies to update. None: all; a list, set or tuple of ids, empty
+                to train nothing; or `f(policy_id, batch=None) -> bool`, called with the current
+                batch, or None if there is none yet.
+            policy_states_are_swappable: declares that all policies have variables of the same
+                shapes; it has no effect here, since swapping costs the same either way.
+            observation_fn: `f(agent_obs, worker, base_env, policies, episode)`, called with
+                keywords, that returns the observations by agent id that policies get instead.
+            count_steps_by: the unit in which batches are measured. "env_steps": each step of an
                 environment, however many agents act in it; "agent_steps": each agent's.
             algorithm_config_overrides_per_module: deprecated; only -1.
             replay_mode: deprecated; only -1.
             policy_map_cache: deprecated; only -1.
-            unknown: anything else is refused, with near matches.
+            unknown: any other keyword is rejected, with near matches.
 
         Returns:
             This config.
 
         Raises:
-            ConfigError: for an invalid value, or a deprecated argument with another value than -1:
-                it names the replacement.
+            ConfigError: for an invalid value, or a deprecated argument with another value than -1;
+                the message names the replacement.
             TypeError: for an unknown argument.
-            UsageError: if `policies_to_train` is something else; also an AssertionError.
+            UsageError: if `policies_to_train` has another type; also an AssertionError.
 
         >>> config = AlgorithmConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
         >>> config.policies["b"]
@@ -247,7 +247,7 @@ class AlgorithmConfig(SectionedConfig):
     # -- several policies ---------------------------------------------------------------------
 
     def is_multi_agent(self) -> bool:
-        """Whether there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
+        """Returns False if `DEFAULT_POLICY_ID` is the only policy, else True."""
         return set(self._policies) != {DEFAULT_POLICY_ID}
 
     @property
@@ -263,29 +263,29 @@ class AlgorithmConfig(SectionedConfig):
         spaces: Mapping[str, Spaces] | None = None,
         default_policy_class: type | None = None,
     ) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
-        """Returns the policies as complete specs, and what says which of them are trained.
+        """Returns the policies as complete specs, and the predicate of trained policies.
 
         A space that a spec does not name is taken from `spaces[policy_id]`, else from the
         environment (its `single_observation_space`, or `observation_space`; without an environment
-        `spaces["__env__"]`), else from this config. Where a space of the environment is a Dict by
-        the ids of its agents, a policy gets the one that its agents share; that is None if
-        `policy_mapping_fn(agent_id, None, worker=None)` gives no agent to it.
+        `spaces["__env__"]`), else from this config. If a space of the environment is a Dict by
+        agent id, a policy gets the space that its agents share, or None if
+        `policy_mapping_fn(agent_id, None, worker=None)` maps no agent to it.
 
         Args:
             policies: as in `multi_agent`; by default those of this config.
-            env: an environment to take spaces from.
+            env: an environment that provides spaces.
             spaces: `{policy_id: (observation_space, action_space)}`.
-            default_policy_class: the class of policies that name none.
+            default_policy_class: the class of policies without an explicit one.
 
         Returns:
-            The specs by id, where each `config` is a whole `AlgorithmConfig`: a copy of this one,
-            without its multi-agent settings, with the spec's overrides, or one of the class that
-            the policy's class has as `config_class`. And `f(policy_id, batch=None) -> bool`, or
-            None where all policies are trained.
+            The specs by id, and `f(policy_id, batch=None) -> bool`, or None if all policies are
+            trained. Each `config` is a complete `AlgorithmConfig`: a copy of this one, without its
+            multi-agent settings, with the spec's overrides, or one of the `config_class` of the
+            policy's class.
 
         Raises:
-            ConfigError: for a space that nobody names, a policy whose agents have different spaces,
-                or an invalid override.
+            ConfigError: for a space that is not given anywhere, a policy whose agents have
+                different spaces, or an invalid override.
         """
         sources = SpaceSources(self, env, spaces or {})
         specs = {}
@@ -300,11 +300,11 @@ class AlgorithmConfig(SectionedConfig):
         return specs, as_predicate(self.policies_to_train)
 
     def settings_for(self, config_class: type[AlgorithmConfig]) -> dict[str, Any]:
-        """Returns the settings that a policy with another config class takes from this config.
+        """Returns the settings of this config that apply to a policy with another config class.
 
-        These are all of them if this config is of that class, and otherwise those that were changed
-        here and that the class knows: the rest has the class's own defaults. A policy takes no
-        multi-agent settings: it knows nothing of the others.
+        These are all settings if this config is of that class. Otherwise they are those that were
+        changed here and that the class has; others keep the defaults of the class. Multi-agent
+        settings do not apply to a single policy.
         """
         mine = isinstance(self, config_class)
         settings = self._as_dict("multi_agent") if mine else self._changed("multi_agent")
@@ -312,18 +312,18 @@ class AlgorithmConfig(SectionedConfig):
         return {key: value for key, value in settings.items() if key in known}
 
     def copy_for_policy(self) -> AlgorithmConfig:
-        """Returns a copy that can be changed, with the defaults for the multi-agent settings."""
+        """Returns an unfrozen copy with default multi-agent settings."""
         twin = self.copy(copy_frozen=False)
         twin._sections["multi_agent"] = MultiAgent()
         return twin
 
     def add_foreign(self, settings: Mapping[str, Any]) -> None:
-        """Keeps settings under names of its own for a policy class that was written by hand."""
+        """Adds settings with custom names, for a custom policy class."""
         self._check_not_frozen(", ".join(settings))
         self._foreign.update(settings)
 
     def _check_parts(self, parts: Mapping[str, Any]) -> None:
-        """Checks the overrides of policies, as far as their classes are known."""
+        """Checks the overrides of policies whose classes are known."""
         if "multi_agent" not in parts:
             return
         default = self._default_policy_class()
@@ -332,7 +332,7 @@ class AlgorithmConfig(SectionedConfig):
                 policy_config(self, policy_id, spec.policy_class or default, spec.config)
 
     def _default_policy_class(self) -> type:
-        """Returns the algorithm's class of policies, or `object`, which takes any override."""
+        """Returns the algorithm's policy class, or `object`, which accepts any override."""
         find = getattr(self.algo_class, "get_default_policy_class", None)
         try:
             return object if find is None else find(self)
@@ -351,13 +351,13 @@ class AlgorithmConfig(SectionedConfig):
                 )
         return dict(nested)
 
-    # -- whole configs ------------------------------------------------------------------------
+    # -- complete configs ---------------------------------------------------------------------
 
     def validate(self) -> None:
         """Checks settings against each other.
 
         Raises:
-            ConfigError: naming the contradiction.
+            ConfigError: if settings contradict each other.
             EnvError: if the environment is an object, and more than one is needed.
         """
         self.require_values()
@@ -383,8 +383,8 @@ class AlgorithmConfig(SectionedConfig):
             raise ConfigError(
                 f"action_mask_key must be {MASK!r} unless a custom model masks its "
                 f"outputs itself, got {show_value(self.action_mask_key)}. Give that model, or let "
-                "a wrapper make observations {'observations': ..., 'action_mask': ...}, of which "
-                "policies obey the mask."
+                "a wrapper return observations {'observations': ..., 'action_mask': ...}, whose "
+                "mask policies apply."
             )
 
     def _validate_connectors(self) -> None:
@@ -397,26 +397,26 @@ class AlgorithmConfig(SectionedConfig):
                 listed = settings.get(name)
                 if listed:
                     raise ConfigError(
-                        f"{name}{whose} has {len(listed)} connectors, which "
-                        f"enable_connectors=False contradicts; leave it out, or set {name}=[]."
+                        f"{name}{whose} has {len(listed)} connectors, but "
+                        f"enable_connectors=False; leave it out, or set {name}=[]."
                     )
 
     def _validate_evaluation(self) -> None:
         parallel, workers = self.evaluation_parallel_to_training, self.evaluation_num_workers
         if parallel and not workers:
             raise ConfigError(
-                "evaluation_parallel_to_training=True needs workers of its own: set "
+                "evaluation_parallel_to_training=True needs evaluation workers: set "
                 "evaluation_num_workers to 1 or more, or leave it out."
             )
         if self.evaluation_duration == "auto" and not parallel:
             raise ConfigError(
-                "evaluation_duration='auto' is as long as training takes, so it needs "
+                "evaluation_duration='auto' evaluates while training runs, so it needs "
                 "evaluation_parallel_to_training=True; or set it to a number."
             )
         if workers and self.evaluation_interval is None:
             logger.warning(
-                "evaluation_num_workers=%s, but evaluation_interval is None: they are used by "
-                "`evaluate()` alone.",
+                "evaluation_num_workers=%s, but evaluation_interval is None: only `evaluate()` "
+                "uses them.",
                 workers,
             )
 
@@ -432,15 +432,15 @@ class AlgorithmConfig(SectionedConfig):
             )
 
     def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
-        """Returns the rows that each environment yields per `sample()`, with "auto" resolved.
+        """Returns the rows of each environment per `sample()`, with "auto" resolved.
 
         "auto" is `train_batch_size / (environments of all workers)`, rounded up; of several
-        workers, the first ones take the rows that are left over.
+        workers, the first ones take the remaining rows.
 
         Args:
-            num_envs: environments of one worker, where a vector environment decides their number;
+            num_envs: environments of one worker, if a vector environment decides their number;
                 `num_envs_per_worker` by default.
-            worker_index: of the worker, from 1; 0 for the largest length that any of them has.
+            worker_index: of the worker, from 1; 0 for the largest length of any worker.
 
         >>> config = AlgorithmConfig().training(train_batch_size=4000)
         >>> config = config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto")
@@ -455,10 +455,10 @@ class AlgorithmConfig(SectionedConfig):
         return int(share + (max(0, worker_index - 1) * envs < rest))
 
     def get_evaluation_config_object(self) -> AlgorithmConfig:
-        """Returns the config of evaluation workers: a copy with `evaluation_config` laid over it.
+        """Returns the config of evaluation workers: a copy with `evaluation_config` applied.
 
-        They sample whole episodes one by one, or, where `evaluation_duration_unit` is "timesteps",
-        fragments that share the duration among the workers (10 steps where it is "auto").
+        They sample complete episodes one by one. If `evaluation_duration_unit` is "timesteps", they
+        sample fragments that share the duration among the workers (10 steps if it is "auto").
 
         Raises:
             ConfigError: for an override that is unknown or invalid.
@@ -478,8 +478,8 @@ class AlgorithmConfig(SectionedConfig):
 
         Args:
             env: sets the environment first, if given.
-            logger_creator: accepted for ported code; None is the only value.
-            use_copy: build on a copy, so that this object stays changeable.
+            logger_creator: accepted for ported code; must be None.
+            use_copy: whether to build from a copy, so that this object is not frozen.
 
         Raises:
             ConfigError: if settings contradict each other, or this config has no algorithm.
@@ -496,14 +496,14 @@ class AlgorithmConfig(SectionedConfig):
     def tuned(cls, env: str) -> AlgorithmConfig:
         """Returns a config with settings that are known to learn well in an environment.
 
-        `tfpolicies tuned` lists them with their sources, and `docs/tuned.md` says more.
+        `tfpolicies tuned` lists them with their sources; see also `docs/tuned.md`.
 
         Args:
-            env: the environment's registered name, which the config has, too.
+            env: the environment's registered name; the config's `env` is set to it.
 
         Raises:
-            ConfigError: if there are none for this algorithm there, in which case the nearest ones
-                are named; or if this class has no algorithm.
+            ConfigError: if there are none for this algorithm and environment (the message names the
+                nearest ones), or if this class has no algorithm.
 
         >>> from tfpolicies import SACConfig
         >>> SACConfig.tuned("Pendulum-v1").training(gamma=0.98).lr

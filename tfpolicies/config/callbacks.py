@@ -1,4 +1,4 @@
-"""Code of the user that is called at the documented moments."""
+"""`DefaultCallbacks`, the base class of user callbacks, and helpers for several of them."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ logger = logging.getLogger("tfpolicies")
 
 @for_place("callbacks")
 class DefaultCallbacks:
-    """Does nothing at every moment; subclass it and override what you need.
+    """User callbacks without effect; subclass it and override the methods you need.
 
-    Give the subclass to `AlgorithmConfig.callbacks(...)`. All arguments come by keyword. Those that
-    are `Any` here belong to subpackages above this one: name their classes in your methods. Methods
-    about single episodes cost time only if they are overridden.
+    Pass the subclass to `AlgorithmConfig.callbacks(...)`. All arguments are passed by keyword.
+    Those annotated with `Any` have classes of higher subpackages, which your methods can name.
+    Methods for single episodes cost time only if they are overridden.
     """
 
     def on_algorithm_init(self, *, algorithm: Any) -> None:
-        """Is called when an algorithm is built."""
+        """Called when an algorithm is built."""
 
     def on_create_policy(self, *, policy_id: str, policy: Any) -> None:
-        """Is called when a worker made a policy.
+        """Called when a worker has created a policy.
 
-        Connectors can be put into its rows: `policy.action_connectors.append(...)`.
+        Connectors can be added to its pipelines: `policy.action_connectors.append(...)`.
         """
 
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int
     ) -> None:
-        """Is called when a worker made an environment."""
+        """Called when a worker has created an environment."""
 
     def on_episode_created(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
-        """Is called when an episode is about to begin."""
+        """Called before an episode starts."""
 
     def on_episode_start(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
-        """Is called when an episode has its first observation."""
+        """Called when an episode has its first observation."""
 
     def on_episode_step(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
-        """Is called after each step of an episode."""
+        """Called after each step of an episode."""
 
     def on_episode_end(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
     ) -> None:
-        """Is called when an episode ended."""
+        """Called when an episode has ended."""
 
     def on_postprocess_trajectory(
         self,
@@ -66,33 +66,33 @@ class DefaultCallbacks:
         postprocessed_batch: Any,
         original_batches: Mapping[Hashable, tuple[Any, ...]],
     ) -> None:
-        """Is called with each trajectory after its postprocessing."""
+        """Called with each trajectory after its postprocessing."""
 
     def on_sample_end(self, *, worker: Any, samples: Any) -> None:
-        """Is called with each batch that `sample()` is about to return."""
+        """Called with each batch before `sample()` returns it."""
 
     def on_learn_on_batch(self, *, policy: Any, train_batch: Any, result: dict[str, Any]) -> None:
-        """Is called before an update; what it writes to `result` becomes `custom_metrics`."""
+        """Called before an update; entries added to `result` become `custom_metrics`."""
 
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
-        """Called with the result of each training iteration; what it returns stops nothing."""
+        """Called with the result of each training iteration; the return value is ignored."""
 
     def on_evaluate_start(self, *, algorithm: Any) -> None:
-        """Is called before an evaluation."""
+        """Called before an evaluation."""
 
     def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
-        """Is called with what `Algorithm.evaluate` is about to return, `{"evaluation": {...}}`.
+        """Called with the return value of `Algorithm.evaluate`, `{"evaluation": {...}}`.
 
-        What it writes there becomes part of the result.
+        Entries added there become part of the result.
         """
 
     def on_workers_recreated(
         self, *, algorithm: Any, worker_set: Any, worker_ids: list[int], is_evaluation: bool
     ) -> None:
-        """Is called when remote workers were made anew in the place of those that had failed."""
+        """Called when failed remote workers have been recreated."""
 
     def on_checkpoint_loaded(self, *, algorithm: Any) -> None:
-        """Is called when an algorithm was restored."""
+        """Called when an algorithm has been restored."""
 
 
 _EPISODE_HOOKS = (
@@ -108,20 +108,20 @@ _BATCH_HOOKS = ("on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch
 
 
 def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
-    """Whether a subclass of `DefaultCallbacks` overrides the method `name`."""
+    """Returns whether a subclass of `DefaultCallbacks` overrides the method `name`."""
     return getattr(type(callbacks), name) is not getattr(DefaultCallbacks, name)
 
 
 def warn_of_unknown_methods(callbacks: DefaultCallbacks) -> None:
-    """Warns of methods whose names begin as those that are called do, but that are none of them."""
+    """Warns about methods with the prefix of callbacks that `DefaultCallbacks` does not have."""
     kind = type(callbacks)
     for name in dir(kind):
         if name.startswith(("on_", "_on_")) and not hasattr(DefaultCallbacks, name):
             hooks = [x for x in vars(DefaultCallbacks) if x.startswith("on_")]
             logger.warning(
-                "Nothing calls %s.%s, unless you do: DefaultCallbacks has no such method.%s To end "
-                "training, give learn(..., callbacks=[f]) a function f(algorithm, result) that "
-                "returns False.",
+                "%s.%s is never called: DefaultCallbacks has no such method.%s To end training, "
+                "pass learn(..., callbacks=[f]) a function f(algorithm, result) that returns "
+                "False.",
                 kind.__name__,
                 name,
                 near_matches(name, hooks),
@@ -129,12 +129,12 @@ def warn_of_unknown_methods(callbacks: DefaultCallbacks) -> None:
 
 
 def follows_episodes(callbacks: DefaultCallbacks) -> bool:
-    """Whether a method that is told of single episodes is overridden."""
+    """Returns whether a method for single episodes is overridden."""
     return any(overrides(callbacks, name) for name in _EPISODE_HOOKS)
 
 
 def gets_batches(callbacks: DefaultCallbacks) -> bool:
-    """Whether a method that is given sampled rows is overridden."""
+    """Returns whether a method that gets sampled rows is overridden."""
     return any(overrides(callbacks, name) for name in _BATCH_HOOKS)
 
 
@@ -173,7 +173,7 @@ class _MultiCallbacks(DefaultCallbacks):
 def _calling_all(
     kinds: Sequence[type[DefaultCallbacks]], make_parts: Callable[[], list[DefaultCallbacks]]
 ) -> type[DefaultCallbacks]:
-    """Returns a class whose methods call those of its parts; it has those that a kind overrides."""
+    """Returns a class with the overridden methods of some classes, which calls its parts."""
 
     def calls_all(name: str) -> Callable[..., bool | None]:
         def method(self: _MultiCallbacks, **arguments: object) -> bool | None:

@@ -1,8 +1,8 @@
-"""RLlib's settings as scripts write them, as data: names, methods, and those that cannot differ.
+"""RLlib's setting names: aliases, the methods that accept them, and fixed settings.
 
-`Constant`s are settings with one meaning here: taken at that value alone. They are no part of a
+`Constant`s are settings of RLlib that have only one supported value here. They are not stored in a
 config's sections, `to_dict()` or checkpoints; they can be read (`config.render_env`), and set to
-what they are. `idioms.py` knows what other libraries call things.
+their value. `idioms.py` has hints for names of other libraries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DICT_NAMES = {
     "custom_evaluation_function": "custom_eval_function",
     "num_cpus_for_local_worker": "num_cpus_for_driver",
 }
-"""The names of settings in `to_dict()`, where they differ."""
+"""Names of settings in `to_dict()`, where they differ."""
 
 ALIASES = {
     **{old: name for name, old in DICT_NAMES.items()},
@@ -39,7 +39,7 @@ ALIASES = {
     "optimization_config": "optimization",
     "alpha_lr": "entropy_lr",
 }
-"""Another name of a setting -> its name here."""
+"""Alias of a setting -> its canonical name."""
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "optimization": {
@@ -48,7 +48,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "entropy_learning_rate": "entropy_lr",
     },
 }
-"""Dicts that are several settings: by name, the setting that each of its keys is."""
+"""Dict settings that set several others: by name, the setting of each key."""
 
 GUESTS: Mapping[str, tuple[str, ...]] = {
     "rollouts": (
@@ -71,18 +71,18 @@ GUESTS: Mapping[str, tuple[str, ...]] = {
         "max_requests_in_flight_per_sampler_worker",
     ),
 }
-"""Settings of other sections that a method takes, because they were its own or became so later."""
+"""Settings of other sections that a method accepts, as in older or newer versions of RLlib."""
 
 
 class Constant(NamedTuple):
-    """A setting that has the same value in all configs.
+    """A setting of RLlib that has the same value in all configs.
 
     Attributes:
-        method: the fluent method that takes it.
-        value: what it is.
-        why: why it is nothing else, and what to do instead.
-        harmless: further values that would change nothing.
-        said: what the log says of these, where that is no matter of course.
+        method: the fluent method that accepts it.
+        value: its value.
+        why: the reason why it is fixed, and the alternative.
+        harmless: other accepted values without effect.
+        said: logged for these, if their lack of effect is not obvious.
     """
 
     method: str
@@ -93,14 +93,13 @@ class Constant(NamedTuple):
 
 
 _GONE = -1
-"""What RLlib gives arguments that are deprecated, to see whether they were given."""
+"""RLlib's default of deprecated arguments."""
 
 
 def _read_constants() -> dict[str, Constant]:
-    """Returns the constants of `constant_settings.json`, which lists those of one reason together.
+    """Reads `constant_settings.json`, which groups settings with the same reason.
 
-    An entry has the method, the settings with their values and why they are nothing else; further
-    values that change nothing; and what the log says of these, where that is no matter of course.
+    The keys of an entry are those of `Constant`, with "values" for name -> value.
     """
     text = resources.files(__package__).joinpath("constant_settings.json").read_text("utf-8")
     return {
@@ -113,11 +112,11 @@ def _read_constants() -> dict[str, Constant]:
 
 
 CONSTANTS: Mapping[str, Constant] = _read_constants()
-"""By name."""
+"""Fixed settings by name."""
 
 
 def require_constant(name: str, value: Setting) -> None:
-    """Raises a `ConfigError` unless a constant setting is given its value, or a harmless one."""
+    """Raises a `ConfigError` unless a fixed setting gets its value, or one without effect."""
     constant = CONSTANTS[name]
     if any(_same(value, accepted) for accepted in (constant.value, *constant.harmless)):
         if constant.said and not _same(value, constant.value):

@@ -1,4 +1,7 @@
-"""Answers to names of other libraries, for messages: most are rows of `porting_tables.md`."""
+"""Hints for names of Stable-Baselines3, Keras and RLlib in error messages.
+
+Most are rows of `porting_tables.md`.
+"""
 
 from __future__ import annotations
 
@@ -34,27 +37,27 @@ _ANSWERS: Mapping[str, Mapping[str, str]] = json.loads(
 )
 
 SETTINGS = _ANSWERS["settings"]
-"""Settings of Stable-Baselines3, Keras and others that take more words than a row has."""
+"""Settings of Stable-Baselines3, Keras and others whose hints are too long for a table row."""
 
 LEARN_ARGUMENTS = _ANSWERS["learn_arguments"]
-"""Arguments of what learns in Stable-Baselines3, by name."""
+"""Arguments of `learn` in Stable-Baselines3 and others, by name."""
 
 EVALUATE_ARGUMENTS = _ANSWERS["evaluate_arguments"]
-"""Arguments of what evaluates in Stable-Baselines3 and others, by name."""
+"""Arguments of evaluation functions in Stable-Baselines3 and others, by name."""
 
 PREDICT_ARGUMENTS = _ANSWERS["predict_arguments"]
-"""Arguments of what acts in Stable-Baselines3, by name."""
+"""Arguments of `predict` in Stable-Baselines3, by name."""
 
 METHODS = _ANSWERS["methods"]
-"""Methods of algorithms and policies there that have no row."""
+"""Methods of their algorithms and policies that are not in a table."""
 
 
 def setting_answer(name: str, methods: Mapping[str, str]) -> str:
-    """Returns how a setting of another library is given to a config; "" if there is no answer.
+    """Returns the config call for a setting of another library; "" if there is no equivalent.
 
     Args:
         name: of the setting.
-        methods: those of the config, by the name of the setting that they take.
+        methods: the config's methods, by the settings they accept.
 
     >>> setting_answer("ent_coef", {"initial_alpha": "training"})
     'training(initial_alpha=...)'
@@ -70,7 +73,7 @@ def setting_answer(name: str, methods: Mapping[str, str]) -> str:
 
 @functools.cache
 def _settings() -> dict[str, list[str]]:
-    """Returns what rows say of each setting of Stable-Baselines3, for one algorithm and others."""
+    """Returns the equivalents of each Stable-Baselines3 setting, from the tables."""
     result: dict[str, list[str]] = {}
     for row in (row for header in SB3_SETTINGS for row in read_table(header)):
         for code, here in zip(row.names, codes(row.here), strict=False):
@@ -80,7 +83,7 @@ def _settings() -> dict[str, list[str]]:
 
 @functools.cache
 def _methods() -> dict[str, str]:
-    """Returns what to do in place of each method of a model there: `model.fit(...)`, and so on."""
+    """Returns hints for methods of their models, such as `model.fit(...)`."""
     result = dict(METHODS)
     for row in (row for header in (SB3, KERAS) for row in read_table(header)):
         for code, here in zip(row.names, codes(row.here), strict=False):
@@ -90,11 +93,11 @@ def _methods() -> dict[str, str]:
 
 
 def setting_hint(name: str, methods: Mapping[str, str]) -> str:
-    """Returns what to write for a setting of another library; "" if there is no answer.
+    """Returns a hint for a setting of another library; "" if there is none.
 
     Args:
         name: of the setting.
-        methods: as `setting_answer` takes them.
+        methods: as in `setting_answer`.
 
     >>> setting_hint("learning_rate", {"lr": "training"}), setting_hint("lr", {})
     (' Here it is training(lr=...).', '')
@@ -108,11 +111,11 @@ def setting_hint(name: str, methods: Mapping[str, str]) -> str:
 def answering(
     answer: Callable[[Any, str], str], advice: str = ""
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Makes a method that is given keywords of another library say what to write instead.
+    """Decorates a method so that its errors for unknown keywords contain hints.
 
     Args:
-        answer: returns what to write, "" if that is unknown, for the object and a keyword.
-        advice: what the message ends with; `{0}` is the class of the object.
+        answer: returns the equivalent for an object and a keyword; "" if there is none.
+        advice: the end of the message; `{0}` is the class of the object.
     """
 
     def decorate(method: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -138,19 +141,19 @@ def answering(
 
 
 def missing_attribute(owner: object, name: str) -> str:
-    """Returns the message of an `AttributeError` about a method of another library, or any name."""
+    """Returns the message of an `AttributeError`, with a hint for methods of other libraries."""
     hint = f". {_methods()[name]}" if name in _methods() else ""
     return f"{describe_missing(owner, name)}{hint}"
 
 
 def check_recorded_statistics(view: object) -> None:
-    """Checks that a loss keeps no statistics in attributes, as RLlib's do.
+    """Checks that a loss does not store statistics in attributes, as RLlib's losses do.
 
     Args:
         view: the `self` of the loss, after its call.
 
     Raises:
-        ConfigError: if it does: the message names them and says what to write.
+        ConfigError: if it does; the message names them and the replacement.
     """
     unread = [name for name in vars(view) if name.startswith("_mean_")]
     if not unread:
@@ -158,22 +161,22 @@ def check_recorded_statistics(view: object) -> None:
     statement = next(filter(None, (find_required_import(type(view), name) for name in unread)), "")
     advice = f"; or import the names for ported code, which read RLlib's: {statement}"
     raise ConfigError(
-        f"{type(view).__name__}.loss keeps {', '.join(unread)} on self, where nothing reads "
+        f"{type(view).__name__}.loss stores {', '.join(unread)} on self, where nothing reads "
         f"them. Call self.record(kl=...) for statistics{advice if statement else ''}."
     )
 
 
 def positional_config(algorithm: str, given: object) -> str:
-    """Returns what to write where an algorithm was called as those of Stable-Baselines3 are."""
+    """Returns the message for a constructor call in the style of Stable-Baselines3."""
     return (
         f"{algorithm} takes a config, got {given!r:.100}. Write {algorithm}Config()"
-        ".environment(env).training(model={'fcnet_hiddens': [64, 64]}).build(); an image gets "
-        "convolutions by itself."
+        ".environment(env).training(model={'fcnet_hiddens': [64, 64]}).build(); images get "
+        "convolutions automatically."
     )
 
 
 def callback_hint(given: object) -> str:
-    """Returns what to write for a callback of Keras or Stable-Baselines3; "" for other objects.
+    """Returns a hint for a callback of Keras or Stable-Baselines3; "" for other objects.
 
     >>> class TensorBoard:
     ...     __module__ = "keras.callbacks"
@@ -190,25 +193,25 @@ def callback_hint(given: object) -> str:
 
 
 def optimizer_settings(given: Any) -> str | None:
-    """Returns how a Keras optimizer is given here; None if it is something else."""
+    """Returns the settings equivalent to a Keras optimizer; None for other objects."""
     if not hasattr(given, "get_config") or not hasattr(given, "apply_gradients"):
         return None
     kind, own = type(given), given.get_config()
     try:
         default = kind().get_config()
-    except TypeError:  # one around another one
+    except TypeError:  # it wraps another optimizer
         return "lr=..., optimizer={'type': 'adam', ...}"
     changed = {name: x for name, x in own.items() if x != default.get(name) and name != "name"}
     rate = changed.pop("learning_rate", own["learning_rate"])
     if isinstance(rate, Mapping):
         rate = _schedule(rate["class_name"], rate["config"])
     else:
-        rate = float(f"{rate:.7g}")  # which Keras keeps as a float32
+        rate = float(f"{rate:.7g}")  # Keras stores it as float32
     return f"lr={rate!r}, optimizer={ {'type': kind.__name__.lower(), **changed}!r}"
 
 
 def rate_hint(lr: Setting) -> str:
-    """Returns what to write for a learning rate of another form; "" if there is no answer.
+    """Returns a hint for a learning rate in another format; "" if there is none.
 
     >>> rate_hint("lin_1e-3")
     ' (one that falls to 0 is training(lr_schedule=[[0, 0.001], [total_timesteps, 0.0]]))'
@@ -223,10 +226,7 @@ def rate_hint(lr: Setting) -> str:
 
 
 def described_schedule(lr: Any) -> Any:
-    """Returns a learning rate as a config keeps it: a schedule of Keras's own as a dict.
-
-    What is no such schedule is returned as it is.
-    """
+    """Converts a built-in Keras schedule to a dict; returns other values unchanged."""
     kind = type(lr)
     is_schedule = any(base.__name__ == "LearningRateSchedule" for base in inspect.getmro(kind))
     if not (is_schedule and kind.__module__.startswith("keras.")):
@@ -240,7 +240,6 @@ def _schedule(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Setting) -> Any:
-    """Returns numbers as Python has them, which may come as those of NumPy or as tensors."""
     if value is None or isinstance(value, bool | int | str):
         return value
     return np.asarray(value).tolist()

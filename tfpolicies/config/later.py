@@ -1,4 +1,4 @@
-"""References to classes that stand further down in the same file."""
+"""Lazy references to classes defined later in the same module."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tfpolicies.errors import UsageError
 
 
 class _Later:
-    """A class attribute that is looked up in the module of its class when it is read."""
+    """A class attribute that is resolved in the module of its owner when it is read."""
 
-    _carried: Any = None  # the class, where this has travelled to a process without its module
+    _carried: Any = None  # the class, after unpickling in a process without its module
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -21,9 +21,9 @@ class _Later:
 
     def __get__(self, instance: object, owner: type) -> Any:
         found = self._found()
-        if found is None:  # no AttributeError: who asks would be told that there is no attribute
+        if found is None:  # an AttributeError would be read as a missing attribute
             raise UsageError(
-                f"{owner.__name__} waits for a class {self._name!r}, but the module "
+                f"{owner.__name__} refers to a class {self._name!r}, but the module "
                 f"{self._module!r} has none. Define it there, or set the attribute to the class "
                 "itself below its definition."
             )
@@ -37,9 +37,9 @@ class _Later:
 
 
 def later(name: str) -> Any:
-    """Returns a class attribute that is the class of this name, from the file of its owner.
+    """Returns a class attribute that resolves to a class of the owner's module.
 
-    An algorithm's file begins with its mathematics and ends with its settings::
+    Use it where the loss and policies of an algorithm are defined before its config::
 
         class PPOTFPolicy(TFPolicy):
             config_class = later("PPOConfig")

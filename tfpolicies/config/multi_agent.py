@@ -1,4 +1,4 @@
-"""Several policies: which there are, who acts for which agent, and which of them learn."""
+"""Multi-agent settings: policies, policy mapping function and trained policies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _DEFAULT_POLICIES: Mapping[str, PolicySpec] = {DEFAULT_POLICY_ID: PolicySpec()}
 
 @dataclass(frozen=True, kw_only=True)
 class MultiAgent(Section):
-    """Several policies; `AlgorithmConfig.multi_agent` documents the settings."""
+    """Multi-agent settings; `AlgorithmConfig.multi_agent` documents them."""
 
     policies: Mapping[str, PolicySpec] = field(default_factory=lambda: _DEFAULT_POLICIES)
     policy_map_capacity: int = setting(100, COUNT)  # policies with their variables in memory
@@ -68,12 +68,12 @@ class MultiAgent(Section):
 
 
 def policy_specs(policies: PoliciesGiven) -> dict[str, PolicySpec]:
-    """Returns policies, in any form that `AlgorithmConfig.multi_agent` takes, as specs by id.
+    """Converts policies, in any form that `AlgorithmConfig.multi_agent` takes, to specs by id.
 
-    Ids of a set come in sorted order, so that a run does not depend on the hashes of a process.
+    Ids of a set are sorted, so that a run does not depend on the hash seed of the process.
 
     Raises:
-        ConfigError: for an invalid id, or what is no spec of a policy.
+        ConfigError: for an invalid id or policy spec.
 
     >>> policy_specs(["a"]) == policy_specs({"a": (None, None, None, None)}) == {"a": PolicySpec()}
     True
@@ -85,7 +85,7 @@ def policy_specs(policies: PoliciesGiven) -> dict[str, PolicySpec]:
         )
     ids = sorted(policies, key=str) if isinstance(policies, set | frozenset) else list(policies)
     for policy_id in ids:
-        validate_policy_id(policy_id, error=True)  # before it is asked for its hash
+        validate_policy_id(policy_id, error=True)  # before it is hashed
     given = policies if isinstance(policies, Mapping) else dict.fromkeys(ids, PolicySpec())
     return {policy_id: _policy_spec(policy_id, given[policy_id]) for policy_id in ids}
 
@@ -116,7 +116,6 @@ def _policy_spec(policy_id: str, given: SpecGiven) -> PolicySpec:
 
 
 def _with_connector_states(here: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a policy's overrides with connectors as the JSON that checkpoints hold."""
     states = {
         name: connector_states(f"{here}.config[{name!r}]", kind, config[name])
         for name, kind in CONNECTORS.items()
@@ -126,7 +125,7 @@ def _with_connector_states(here: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_mapping_fn(policy_mapping_fn: MappingFn | None) -> None:
-    """Raises a `ConfigError` unless it is a function that can be called as it will be, or None."""
+    """Raises a `ConfigError` unless it is None or a function with the required signature."""
     if policy_mapping_fn is None:
         return
     rule = "policy_mapping_fn must be a function (agent_id, episode, worker, **kwargs) -> policy_id"
@@ -134,7 +133,7 @@ def require_mapping_fn(policy_mapping_fn: MappingFn | None) -> None:
         raise ConfigError(f"{rule}, got {show_value(policy_mapping_fn)}.")
     try:
         signature = inspect.signature(policy_mapping_fn)
-    except ValueError:  # of a builtin, which does not tell
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind("agent", None, worker=None)
@@ -144,10 +143,10 @@ def require_mapping_fn(policy_mapping_fn: MappingFn | None) -> None:
 
 
 def as_predicate(policies_to_train: Collection[str] | ToTrain) -> ToTrain:
-    """Returns what says whether a policy is trained: `f(policy_id, batch=None)`; None for all.
+    """Returns the predicate of trained policies, `f(policy_id, batch=None)`; None for all.
 
     Args:
-        policies_to_train: a list, set or tuple of ids, or such a function, or None.
+        policies_to_train: a list, set or tuple of ids, such a function, or None.
 
     Raises:
         UsageError: for anything else; also an AssertionError.
@@ -168,13 +167,13 @@ def as_predicate(policies_to_train: Collection[str] | ToTrain) -> ToTrain:
 
 
 def is_surely_trained(policy_id: str, predicate: ToTrain) -> bool:
-    """Whether a policy is trained on any batch, as far as that is known without one."""
+    """Returns whether a policy is certain to be trained, whatever the batch."""
     return predicate is None or (isinstance(predicate, _AmongIds) and predicate(policy_id))
 
 
 @dataclass(frozen=True)
 class _AmongIds:
-    """Says yes to some ids; unlike a nested function it can be sent to other processes."""
+    """Returns True for some ids; unlike a nested function it can be pickled."""
 
     ids: frozenset[str]
 

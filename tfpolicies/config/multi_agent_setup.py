@@ -1,4 +1,4 @@
-"""From the settings about several policies to complete specs: class, spaces and config of each."""
+"""Completes policy specs from multi-agent settings: class, spaces and config of each."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _ByAgent = Mapping[Any, gym.Space[Any]] | gym.spaces.Dict
 def policy_config(
     config: SectionedConfig, policy_id: str, policy_class: type | None, overrides: Mapping[str, Any]
 ) -> SectionedConfig:
-    """Returns the whole config of one policy: a copy of `config` with the overrides.
+    """Returns the complete config of one policy: a copy of `config` with the overrides.
 
-    It is of the class that the policy's class names as its `config_class`, if it names one that
-    `config` is not of. Overrides of a class that names none, one written by hand, may have names
-    that are no settings; they are kept. The multi-agent settings are the defaults: a policy knows
-    nothing of the others.
+    It has the `config_class` of the policy's class, if there is one. Overrides for a custom policy
+    class without `config_class` may have names that are not settings; they are kept. Multi-agent
+    settings are set to their defaults.
 
     Raises:
         ConfigError: for an override that is unknown or invalid, naming the policy.
@@ -52,7 +51,7 @@ def policy_config(
 
 @dataclass(frozen=True)
 class SpaceSources:
-    """Where the spaces of policies that name none come from."""
+    """Resolves the spaces of policies whose specs have none."""
 
     config: SectionedConfig
     env: Any
@@ -62,7 +61,7 @@ class SpaceSources:
         """Returns a policy's observation (0) or action (1) space.
 
         Raises:
-            ConfigError: if nobody names one, or its agents have different ones.
+            ConfigError: if there is none, or its agents have different ones.
         """
         own = self.spaces.get(policy_id, (None, None))[i]
         if own is not None:
@@ -88,7 +87,7 @@ class SpaceSources:
         return getattr(self.env, _SPACES[i], None) if single is None else single
 
     def _of_agents(self, policy_id: str, name: str, by_agent: _ByAgent) -> gym.Space[Any] | None:
-        """Returns the space of the agents that a policy acts for; None if there are none."""
+        """Returns the space of the agents of a policy; None if it has no agents."""
         every = list(by_agent.values())
         if all(space == every[0] for space in every):
             return every[0]
@@ -110,14 +109,14 @@ class SpaceSources:
             return policy_id
         except Exception as error:
             raise ConfigError(
-                "policy_mapping_fn is called without an episode and a worker to find out the "
+                "policy_mapping_fn is called without an episode and a worker to infer the "
                 f"spaces of policies, but policy_mapping_fn({agent!r}, None, worker=None) raised "
                 f"{error!r}. Let it work without them, or give the spaces in the PolicySpecs."
             ) from error
 
 
 def _agents(env: object) -> set[Any]:
-    """Returns the ids of all agents of an environment; empty if it has but one, or does not say."""
+    """Returns the ids of all agents of an environment; empty if single-agent or unknown."""
     if hasattr(env, "get_agent_ids"):
         return set(env.get_agent_ids())
     return set(getattr(env, "possible_agents", None) or ())

@@ -1,4 +1,4 @@
-"""The record that says which policy to make."""
+"""`PolicySpec`: class, spaces and config overrides of one policy."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ def validate_policy_id(policy_id: str, error: bool = False) -> None:
 
     Args:
         policy_id: the id.
-        error: raise for an id that would be no good file name, instead of logging a warning.
+        error: whether to raise for an id that is not a portable file name, instead of logging a
+            warning.
 
     Raises:
-        ConfigError: if it is no str or empty, or has lone surrogates, which no file name has; or,
-            with `error`, if it is invalid otherwise.
+        ConfigError: if it is not a str, is empty or has lone surrogates, which file names cannot
+            have; or, with `error`, if it breaks another rule.
     """
     rule = (
         f"A policy id must be a non-empty str without any of {_NOT_IN_IDS} and without a space or "
-        f"dot at its end, of characters that UTF-8 has; got {show_value(policy_id)}."
+        f"dot at its end, and valid UTF-8; got {show_value(policy_id)}."
     )
     if not isinstance(policy_id, str) or not policy_id or not is_unicode(policy_id):
         raise ConfigError(rule)
     if set(policy_id) & set(_NOT_IN_IDS) or policy_id[-1] in " .":
         if error:
             raise ConfigError(rule)
-        logger.warning("%s It is taken all the same.", rule)
+        logger.warning("%s It is accepted anyway.", rule)
 
 
 _FIELDS = ("policy_class", "observation_space", "action_space", "config")
@@ -55,14 +56,14 @@ _PLACES: dict[str, Places] = {"policy_class": POLICY_CLASS, "config": POLICY_SET
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """How to make one policy; what is None is filled in by the worker.
+    """Specification of one policy; the worker fills in fields that are None.
 
     Attributes:
         policy_class: the policy's class.
-        observation_space: as the environment has it, before the policy's connectors.
-        action_space: as the environment has it.
-        config: overrides of the worker's config, a dict; its `agent_connectors` and
-            `action_connectors` are the policy's own.
+        observation_space: of the environment, before the policy's connectors.
+        action_space: of the environment.
+        config: overrides of the worker's config, a dict; may have `agent_connectors` and
+            `action_connectors` of this policy.
 
     >>> spec = PolicySpec(None, gym.spaces.Discrete(3), None, {"gamma": 0.9})
     >>> PolicySpec.deserialize(spec.serialize()) == spec
@@ -77,9 +78,9 @@ class PolicySpec:
     __hash__ = None  # type: ignore[assignment]
 
     def serialize(self) -> dict[str, Any]:
-        """Returns the spec as JSON values: the class by its import path, spaces in full.
+        """Returns the spec as JSON values: the class as its import path, with complete spaces.
 
-        Warns of objects in it that have no import path, such as a lambda.
+        Warns about objects without an import path, such as a lambda.
         """
         config = self.config.to_dict() if hasattr(self.config, "to_dict") else self.config
         values = (self.policy_class, self.observation_space, self.action_space, config)
@@ -91,12 +92,12 @@ class PolicySpec:
     def deserialize(
         cls, spec: Mapping[str, Any], *, known: Mapping[str, Any] | None = None
     ) -> PolicySpec:
-        """Returns the spec that `serialize` was called on.
+        """Restores a spec from `serialize`.
 
         Args:
-            spec: what `serialize` returned.
-            known: import path -> object, for classes and functions outside this package: nothing
-                else that the spec names is imported, and of this package only what belongs there.
+            spec: the return value of `serialize`.
+            known: import path -> object, for classes and functions of other packages. No other
+                names are imported, except allowed ones of this package.
 
         Raises:
             CheckpointError: if the spec lacks a field, or names something not in `known`.
@@ -110,7 +111,7 @@ class PolicySpec:
         if missing:
             names = ", ".join(found.name for found in missing.values())
             raise CheckpointError(
-                f"The policy spec names {names}, which only the caller can give: "
+                f"The policy spec names {names}, which the caller must provide: "
                 "PolicySpec.deserialize(spec, known={path: object})."
             )
         return cls(**values)

@@ -1,4 +1,4 @@
-"""Containers of a config, handed out so that no write to them is lost or half done."""
+"""Dicts of a config whose changes are validated and written back to the config."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Write = Callable[[dict[str, Any]], None]
 
 
 class ConfigDict(dict[str, Any]):
-    """A dict that a config hands out. What is written into it becomes the setting, if it is valid.
+    """A dict of a config: changes are written back to the setting, if they are valid.
 
-    Dicts in it are of this class, too; copies of it are plain dicts.
+    Nested dicts are also of this class; copies are plain dicts.
 
     Args:
-        values: what it holds.
-        write: takes all of it when it is to change, and raises if it may not.
+        values: its content.
+        write: called with the complete new content; raises if it is invalid.
 
     >>> found = []
     >>> ConfigDict({"a": {"b": 1}}, found.append)["a"]["b"] = 2
@@ -39,7 +39,7 @@ class ConfigDict(dict[str, Any]):
             super().__setitem__(key, handed_out(part, functools.partial(self.__setitem__, key)))
 
     def _change(self, name: str, *args: Setting, **kwargs: Setting) -> Any:
-        """Does what the method of a plain dict does, with the config's consent."""
+        """Calls a method of a plain copy and writes the result back to the config."""
         values = dict(self)
         result = getattr(values, name)(*args, **kwargs)
         self._write(values)
@@ -77,11 +77,11 @@ class ConfigDict(dict[str, Any]):
 
 
 PLAIN = frozenset((type(None), bool, int, float, str, type))
-"""The types of values that need no copy; most settings are of them."""
+"""Types of values that need no copy; most settings have them."""
 
 
 def is_same(value: Setting, present: Setting) -> bool:
-    """Whether two values are the same object, or equal plain ones of one type, also in dicts."""
+    """Returns whether two values are identical, or equal and plain, also within containers."""
     if value is present or type(value) is not type(present):
         return value is present
     if isinstance(value, dict) and isinstance(present, dict) and type(value) in _DICTS:
@@ -94,7 +94,7 @@ def is_same(value: Setting, present: Setting) -> bool:
 
 
 def is_equal(value: object, present: object) -> bool:
-    """Whether two settings are equal; False where nobody can say, as of dicts with arrays."""
+    """Returns whether two settings are equal; False if undecidable, as for dicts with arrays."""
     try:
         return bool(value is present or value == present)
     except ValueError:
@@ -105,12 +105,12 @@ _DICTS = frozenset((dict, ConfigDict))
 
 
 def is_dict(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether a value is a plain dict; other mappings (a `gym.spaces.Dict`) stay what they are."""
+    """Returns whether a value is a plain dict, not another mapping such as `gym.spaces.Dict`."""
     return type(value) in _DICTS
 
 
 def copied(value: Setting | PolicySpec) -> Any:
-    """Returns `value` with plain dicts, lists and sets copied; what is in them stays the same."""
+    """Copies plain dicts, lists and sets, but not the objects in them."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, dict) and type(value) in _DICTS:
@@ -121,7 +121,7 @@ def copied(value: Setting | PolicySpec) -> Any:
 
 
 def in_dict(value: Setting | PolicySpec) -> Any:
-    """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
+    """Returns a copy of `value` for `to_dict`, with policy specs as 4-tuples."""
     if isinstance(value, dict) and type(value) in _DICTS:
         return {key: x if type(x) in PLAIN else in_dict(x) for key, x in value.items()}
     if isinstance(value, PolicySpec):
@@ -131,7 +131,7 @@ def in_dict(value: Setting | PolicySpec) -> Any:
 
 
 def handed_out(value: Setting | PolicySpec, write: Write) -> Any:
-    """Returns `value` as a reader gets it: dicts as `ConfigDict`, lists and specs as copies."""
+    """Returns `value` for a reader: dicts as `ConfigDict`, lists and specs as copies."""
     if is_dict(value):
         return ConfigDict(value, write)
     if isinstance(value, PolicySpec):
@@ -140,7 +140,7 @@ def handed_out(value: Setting | PolicySpec, write: Write) -> Any:
 
 
 def merged(present: Mapping[str, Any], changes: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
-    """Returns `present` with `changes` laid over it.
+    """Merges `changes` into a copy of `present`.
 
     >>> merged({"a": {"x": 1}}, {"a": {"y": 2}}, deep=True)
     {'a': {'x': 1, 'y': 2}}

@@ -1,4 +1,4 @@
-"""The sections about how a run goes: hardware, failures, evaluation, reports and the like."""
+"""Sections of run settings: resources, fault tolerance, evaluation, reporting and others."""
 
 from __future__ import annotations
 
@@ -49,100 +49,100 @@ _MAKER = Rule(lambda x: x is None or callable(x), "a DefaultCallbacks subclass")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources(Section):
-    """What hardware is used; what is per worker concerns remote workers."""
+    """Hardware resources; per-worker settings apply to remote workers."""
 
-    num_gpus: float = setting(0, _GPUS)  # 1: the learner is on a GPU, if there is one
-    num_cpus_per_worker: float = setting(1, AMOUNT)  # CPUs that Ray keeps for a worker
-    num_gpus_per_worker: float = setting(0, AMOUNT)  # GPUs that Ray keeps for a worker
-    num_cpus_for_local_worker: float = setting(1, AMOUNT)  # that Ray keeps for the learner
-    custom_resources_per_worker: Mapping[str, float] = setting({}, _SHARES)  # Ray's, by name
-    placement_strategy: str = setting("PACK", _PLACEMENT)  # how Ray's nodes get workers
+    num_gpus: float = setting(0, _GPUS)  # 1: the learner uses a GPU, if available
+    num_cpus_per_worker: float = setting(1, AMOUNT)  # CPUs that Ray reserves per worker
+    num_gpus_per_worker: float = setting(0, AMOUNT)  # GPUs that Ray reserves per worker
+    num_cpus_for_local_worker: float = setting(1, AMOUNT)  # reserved for the learner
+    custom_resources_per_worker: Mapping[str, float] = setting({}, _SHARES)  # Ray's
+    placement_strategy: str = setting("PACK", _PLACEMENT)  # of workers on Ray's nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultTolerance(Section):
-    """What happens when environments or workers fail."""
+    """Handling of failed environments and workers."""
 
-    restart_failed_sub_environments: bool = setting(False, BOOL)  # made anew, its episode dropped
-    # in a row, of each; None: any number
+    restart_failed_sub_environments: bool = setting(False, BOOL)  # recreated, its episode dropped
+    # consecutive, of each; None: unlimited
     max_num_sub_environment_restarts: int | None = setting(None, count(0).or_none())
     env_step_timeout_s: float | None = setting(None, _SECONDS)  # a longer reset or step fails
-    recreate_failed_workers: bool = setting(False, BOOL)  # a remote worker that died is replaced
-    ignore_worker_failures: bool = setting(False, BOOL)  # the run goes on with those that are left
+    recreate_failed_workers: bool = setting(False, BOOL)  # dead remote workers are replaced
+    ignore_worker_failures: bool = setting(False, BOOL)  # continues with the remaining ones
     max_num_worker_restarts: int = setting(1000, count(0))  # of each worker
     delay_between_worker_restarts_s: float = setting(60.0, AMOUNT)  # seconds
-    num_consecutive_worker_failures_tolerance: int = setting(100, count(0))  # rounds without any
-    worker_health_probe_timeout_s: float = setting(60.0, AMOUNT)  # until a silent one is dead
+    num_consecutive_worker_failures_tolerance: int = setting(100, count(0))  # rounds with none
+    worker_health_probe_timeout_s: float = setting(60.0, AMOUNT)  # until one counts as dead
     worker_restore_timeout_s: float = setting(1800.0, AMOUNT)  # until a new one must be ready
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Section):
-    """How policies are evaluated, on environments of their own."""
+    """Evaluation of policies in separate environments."""
 
-    evaluation_interval: int | None = setting(None, COUNT.or_none())  # None: by `evaluate()` only
-    evaluation_duration: int | str = setting(10, COUNT_OR_AUTO)  # "auto": as long as training takes
+    evaluation_interval: int | None = setting(None, COUNT.or_none())  # None: only by `evaluate()`
+    evaluation_duration: int | str = setting(10, COUNT_OR_AUTO)  # "auto": while training runs
     evaluation_duration_unit: str = setting("episodes", one_of("episodes", "timesteps"))
     evaluation_config: Mapping[str, Any] | None = setting(  # overrides, e.g. {"explore": False}
         None, _OVERRIDES, merge=Merge.KEYS, kept=as_overrides
     )
-    evaluation_num_workers: int = setting(0, count(0))  # remote, for this alone; 0: this process
-    evaluation_parallel_to_training: bool = setting(False, BOOL)  # while training goes on
-    evaluation_sample_timeout_s: float | None = setting(180.0, AMOUNT.or_none())  # of a worker
+    evaluation_num_workers: int = setting(0, count(0))  # remote; 0: in this process
+    evaluation_parallel_to_training: bool = setting(False, BOOL)  # concurrently with training
+    evaluation_sample_timeout_s: float | None = setting(180.0, AMOUNT.or_none())  # per worker
     custom_evaluation_function: Callable[..., Any] | None = setting(None, _EVALUATES)
-    always_attach_evaluation_results: bool = setting(False, BOOL)  # results carry the latest one
+    always_attach_evaluation_results: bool = setting(False, BOOL)  # every result has the latest
     in_evaluation: bool = setting(False, BOOL)  # set by `get_evaluation_config_object`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Debugging(Section):
-    """What makes runs repeatable and visible."""
+    """Seed, logging and checks."""
 
-    seed: int | None = setting(None, _SEED)  # of everything; None: drawn anew
+    seed: int | None = setting(None, _SEED)  # of all generators; None: random
     log_level: str = setting("WARN", one_of("DEBUG", "INFO", "WARN", "ERROR"))  # of "tfpolicies"
-    fake_sampler: bool = setting(False, BOOL)  # a worker gives its first batch again and again
-    log_sys_usage: bool = setting(True, BOOL)  # `perf` in results: how busy the machine is
-    on_nan: str = setting("stop", one_of("stop", "warn"))  # "warn": training goes on
-    check_inputs: bool = setting(True, BOOL)  # acting by hand refuses NaN and masks of nothing
+    fake_sampler: bool = setting(False, BOOL)  # workers repeat their first batch
+    log_sys_usage: bool = setting(True, BOOL)  # `perf` in results: CPU and memory load
+    on_nan: str = setting("stop", one_of("stop", "warn"))  # "warn": training continues
+    check_inputs: bool = setting(True, BOOL)  # reject NaN and empty action masks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting(Section):
-    """What `train()` reports, and how long one iteration is."""
+    """Metrics that `train()` reports, and the length of an iteration."""
 
-    metrics_num_episodes_for_smoothing: int = setting(100, COUNT)  # episodes of the mean return
+    metrics_num_episodes_for_smoothing: int = setting(100, COUNT)  # in the mean return
     metrics_episode_collection_timeout_s: float = setting(60.0, AMOUNT)  # for workers' episodes
-    keep_per_episode_custom_metrics: bool = setting(False, BOOL)  # every value, not mean, min, max
+    keep_per_episode_custom_metrics: bool = setting(False, BOOL)  # all values, not mean, min, max
     min_time_s_per_iteration: float | None = setting(None, AMOUNT.or_none())  # seconds
     min_sample_timesteps_per_iteration: int = setting(0, count(0))  # environment steps
-    min_train_timesteps_per_iteration: int = setting(0, count(0))  # those learned from
+    min_train_timesteps_per_iteration: int = setting(0, count(0))  # trained steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointing(Section):
-    """What happens at a checkpoint."""
+    """Content of checkpoints."""
 
-    new_episodes_at_checkpoint: bool = setting(False, BOOL)  # so that a resumed run is equal
-    export_native_model_files: bool = setting(False, BOOL)  # a SavedModel beside each policy's
-    checkpoint_trainable_policies_only: bool = setting(False, BOOL)  # others are left out
+    new_episodes_at_checkpoint: bool = setting(False, BOOL)  # makes resumed runs identical
+    export_native_model_files: bool = setting(False, BOOL)  # a SavedModel with each policy
+    checkpoint_trainable_policies_only: bool = setting(False, BOOL)  # without the others
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks(Section):
-    """Code of the user that is called at the documented moments."""
+    """User callbacks."""
 
     callbacks: Callable[[], Any] | None = setting(None, _MAKER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonEnvironment(Section):
-    """What the processes of remote workers find in their environment."""
+    """Environment variables of remote worker processes."""
 
     extra_python_environs_for_worker: Mapping[str, str] = setting({}, _TEXTS)  # variables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experimental(Section):
-    """What RLlib asks for, of no effect here: several optimizers mean several losses."""
+    """RLlib's experimental settings, without effect: several optimizers mean several losses."""
 
     _tf_policy_handles_more_than_one_loss: bool = setting(False, BOOL)

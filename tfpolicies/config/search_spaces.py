@@ -1,4 +1,4 @@
-"""Search spaces of Ray Tune in a config: kept for Tune, and refused where a value is needed."""
+"""Search spaces of Ray Tune in a config: kept for Tune, rejected where a value is needed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tfpolicies.type_aliases import Setting
 
 
 def require_values(searched: Mapping[str, Any]) -> None:
-    """Raises a `ConfigError` that names Tune's ways if there are settings with search spaces.
+    """Raises a `ConfigError` that refers to Ray Tune if settings have search spaces.
 
     Args:
-        searched: those that have some, by name.
+        searched: settings with search spaces, by name.
 
     >>> require_values({})
     >>> require_values({"lr": {"grid_search": [0.1, 0.2]}})
@@ -34,9 +34,9 @@ def require_values(searched: Mapping[str, Any]) -> None:
 
 
 def has_search_space(value: Setting) -> bool:
-    """Whether a setting is, or holds, a search space.
+    """Returns whether a setting is, or contains, a search space.
 
-    That is a dict whose only key is "grid_search", or an object of a class of `ray.tune.search`;
+    That is a dict whose only key is "grid_search", or an instance of a class of `ray.tune.search`;
     Ray is not imported.
 
     >>> has_search_space({"a": {"grid_search": [1]}}), has_search_space({"a": [1]})

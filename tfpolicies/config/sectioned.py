@@ -1,4 +1,4 @@
-"""What any config is: settings in frozen sections, read as attributes and items, changed whole."""
+"""Base class of configs: settings in frozen sections, read as attributes and items."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Config = TypeVar("Config", bound="SectionedConfig")
 
 
 class _Layout(NamedTuple):
-    """The parts that all configs of a class share; they are never written.
+    """Data shared by all configs of a class; never modified.
 
     Attributes:
-        sections: new ones, by name.
+        sections: sections with default values, by name.
         homes: the section of each setting.
-        names: the setting that another name means, by name; of a setting, itself.
-        groups: those of `GROUPS` whose settings there are.
-        dict_names: the name of each setting in `to_dict()`, which no other setting has.
+        names: the setting for each accepted name, including its own.
+        groups: those of `GROUPS` whose settings exist.
+        dict_names: the unique name of each setting in `to_dict()`.
         readable: all names that can be read.
-        metadata: the arguments that `setting` got for each setting.
+        metadata: the arguments of `setting` for each setting.
     """
 
     sections: dict[str, Section]
@@ -56,20 +56,20 @@ class _Layout(NamedTuple):
 
 
 class SectionedConfig:
-    """Settings in frozen sections; a subclass says which, and names the methods that change them.
+    """Settings in frozen sections; subclasses define the sections and the methods that change them.
 
     Args:
-        kinds: the classes of the sections, by name: the name of the method that changes it.
+        kinds: the classes of the sections, by the name of the method that changes it.
     """
 
-    algo_class: type | None = None  # the algorithm whose settings these are
+    algo_class: type | None = None  # the algorithm that is configured
     _sections: dict[str, Section]  # by name
     _layout: _Layout
     _homes: Mapping[str, str]  # the section of each setting
     _frozen: bool
-    _foreign: dict[str, Any]  # settings that only a policy class written by hand knows
-    _searched: dict[str, Any]  # settings that are search spaces of Ray Tune, or hold some
-    _automatic: dict[str, Any]  # what each "auto" became, by setting
+    _foreign: dict[str, Any]  # settings of a custom policy class
+    _searched: dict[str, Any]  # settings that are or contain search spaces of Ray Tune
+    _automatic: dict[str, Any]  # resolved values of "auto" settings
 
     def __init__(self, kinds: Mapping[str, type]) -> None:
         layout = _make_layout(tuple(kinds.items()))
@@ -91,7 +91,7 @@ class SectionedConfig:
         Args:
             called: the method, for messages.
             settings: the new values.
-            homes: the sections that they may be of; the one called like the method by default.
+            homes: the allowed sections; by default the one with the method's name.
         """
         homes = homes or (called,)
         guests = GUESTS.get(called, ())
@@ -107,7 +107,7 @@ class SectionedConfig:
                 raise TypeError(self._unexpected(called, given_name, homes))
             present = self._searched.get(name, vars(self._sections[home])[name])
             if not self._frozen and (value is present or is_same(value, present)):
-                continue  # most, where a policy takes over the settings of a worker
+                continue  # the usual case when a policy copies the settings of a worker
             of_home = changes.setdefault(home, {})
             if name in of_home or name in searched:
                 raise TypeError(f"{called}() got {name!r} under two names.")
@@ -117,7 +117,7 @@ class SectionedConfig:
         return self
 
     def _ungrouped(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns settings with those of `GROUPS` as what they are."""
+        """Returns settings with `GROUPS` expanded into single settings."""
         if not self._layout.groups:
             return settings
         result: dict[str, Any] = {}
@@ -136,12 +136,7 @@ class SectionedConfig:
     def _put(
         self, given: Mapping[str, Mapping[str, Any]], searched: Mapping[str, Any] | None = None
     ) -> None:
-        """Puts settings in their places, all of them or none.
-
-        Args:
-            given: by section and name.
-            searched: search spaces by name.
-        """
+        """Applies validated values by section and name, and search spaces: all of them or none."""
         names = [*(name for part in given.values() for name in part), *(searched or ())]
         if not names:
             return
@@ -157,7 +152,7 @@ class SectionedConfig:
         self._searched.update(searched or {})
 
     def _check_parts(self, parts: Mapping[str, Any]) -> None:
-        """Checks changed sections against the rest, before anything is changed."""
+        """Checks changed sections against the others, before they are applied."""
 
     def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
         names = [known for known, home in self._homes.items() if home in homes]
@@ -190,14 +185,14 @@ class SectionedConfig:
             self[name] = value
 
     def _take_algorithm(self, value: Setting) -> None:
-        """Sets the algorithm whose settings these are: a class, or the name of that it has."""
+        """Sets the algorithm: a class, or the name of the present one."""
         self._check_not_frozen("algo_class")
         if isinstance(value, type):
             vars(self)["algo_class"] = value
         elif value != getattr(self.algo_class, "__name__", None):
             raise ConfigError(
                 f"algo_class must be a class such as tfpolicies.PPO, got {value!r}. An algorithm's "
-                "own config, such as PPOConfig(), has it already."
+                "config, such as PPOConfig(), sets it already."
             )
 
     def __delattr__(self, name: str) -> None:
@@ -213,7 +208,7 @@ class SectionedConfig:
         return handed_out(value, functools.partial(self._write, key))
 
     def _get_by_other_name(self, key: str) -> Any:
-        """Returns what a name means that is no setting's own: a setting, a constant, a group."""
+        """Returns the value of a name that is an alias, a fixed setting or a group."""
         if key in self._foreign:
             return copied(self._foreign[key])
         name = self._meant(key)
@@ -228,9 +223,9 @@ class SectionedConfig:
         return handed_out(group, functools.partial(self.__setitem__, name))
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
-        """Sets a whole setting: what is in the dict that a reader got, which was written into.
+        """Replaces a setting by the content of its `ConfigDict` after a write.
 
-        Keys that were deleted have their defaults again.
+        Deleted keys get their defaults again.
         """
         home = self._homes[name]
         default = getattr(self._layout.sections[home], name)
@@ -244,7 +239,7 @@ class SectionedConfig:
         self.update_from_dict({self._name_of(key): value})
 
     def _meant(self, name: str) -> str:
-        """Returns the name here of what may be another name; a setting's own name is none."""
+        """Returns the canonical name for a setting name or alias."""
         return self._layout.names.get(name, name)
 
     def _name_of(self, key: str) -> str:
@@ -262,19 +257,19 @@ class SectionedConfig:
         )
 
     def _hint(self, name: str) -> str:
-        """Returns near matches of a name that is no setting; those that are not it themselves."""
+        """Returns a hint for a name that is not a setting: its equivalent or near matches."""
         known = [*self._homes, *CONSTANTS]
         known += [alias for alias, meant in ALIASES.items() if meant in known]
         hint = setting_hint(str(name), self._homes) or near_matches(str(name), known)
         if not hint and self.algo_class is None:
-            return " What only some algorithms have is set in their own config, such as PPOConfig."
+            return " Settings of single algorithms are in their config, such as PPOConfig."
         return hint
 
     def __contains__(self, key: object) -> bool:
         return str(key) in self._layout.readable or key in self._foreign
 
     def get(self, key: str, default: Setting = None) -> Any:
-        """Returns a setting, or `default` where there is none of that name."""
+        """Returns a setting, or `default` if there is none with that name."""
         return self[key] if key in self else default  # noqa: SIM401
 
     def keys(self) -> KeysView[str]:
@@ -305,25 +300,23 @@ class SectionedConfig:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def _changed(self, *without: str) -> dict[str, Any]:
-        """Returns the settings that are not those of a new config of this class."""
+        """Returns the settings that differ from those of a new config of this class."""
         default = type(self)()._as_dict(*without)  # type: ignore[call-arg]
         mine = self._as_dict(*without)
         return {name: x for name, x in mine.items() if name not in default or default[name] != x}
 
-    # -- whole configs ------------------------------------------------------------------------
+    # -- complete configs ---------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all settings as a plain dict with copies of the containers in it.
 
-        Some have the names of old dict configs there: `lambda_` is `lambda`, and
-        `num_rollout_workers` is `num_workers`. The values of `policies` are 4-tuples `(class,
-        observation_space, action_space, config)`. Settings that are the same in all configs
-        (`CONSTANTS` of `dialect.py`) are not among them.
+        Some have the names of old dict configs: `lambda_` is `lambda`, and `num_rollout_workers` is
+        `num_workers`. The values of `policies` are 4-tuples `(class, observation_space,
+        action_space, config)`. Fixed settings (`CONSTANTS` of `dialect.py`) are not included.
         """
         return self._as_dict()
 
     def _as_dict(self, *without: str) -> dict[str, Any]:
-        """Returns the settings of all sections but those named."""
         names = self._layout.dict_names
         settings: dict[str, Any] = {
             names[name]: value if type(value) in PLAIN else in_dict(value)
@@ -340,9 +333,9 @@ class SectionedConfig:
         return cls().update_from_dict(config_dict)  # type: ignore[call-arg]
 
     def update_from_dict(self: Config, config_dict: Mapping[str, Any]) -> Config:
-        """Changes the given settings, under their own names or those of `to_dict()`.
+        """Changes the given settings, by their names or those of `to_dict()`.
 
-        What an old dict config has under `multiagent` is taken as arguments of `multi_agent`.
+        The `multiagent` dict of an old dict config is passed to `multi_agent`.
 
         Raises:
             ConfigError: for an unknown name; nothing is changed then.
@@ -356,7 +349,7 @@ class SectionedConfig:
         return self._change("update_from_dict", settings, *self._sections, *_METHODS)
 
     def _multi_agent_settings(self, nested: object) -> Mapping[str, Any]:
-        """Returns what an old dict config has under `multiagent` as settings."""
+        """Returns the settings in the `multiagent` dict of an old dict config."""
         raise NotImplementedError
 
     @classmethod
@@ -368,13 +361,13 @@ class SectionedConfig:
         {'gamma': 0.95}
 
         Raises:
-            KeyError: for a name that is no setting of this config class.
+            KeyError: for a name that is not a setting of this config class.
         """
         config = cls()  # type: ignore[call-arg]
         return {config._name_of(name): value for name, value in settings.items()}
 
     def copy(self: Config, copy_frozen: bool | None = None) -> Config:
-        """Returns a copy, as frozen as this one, or as `copy_frozen` says."""
+        """Returns a copy; `copy_frozen` decides whether it is frozen, None keeps it as it is."""
         twin = type(self).__new__(type(self))
         found = vars(twin)
         found.update(vars(self), _sections=dict(self._sections), _foreign=copied(self._foreign))
@@ -384,10 +377,9 @@ class SectionedConfig:
         return twin
 
     def record_resolved(self, **values: Setting) -> None:
-        """Puts what an "auto" became in its place, even in a frozen config.
+        """Replaces "auto" settings by their resolved values, even in a frozen config.
 
-        What it became is known to be automatic from then on: each policy that is made later decides
-        for itself.
+        The value is remembered as automatic: policies created later resolve "auto" again.
         """
         for name, value in values.items():
             if self[name] == "auto":
@@ -401,20 +393,20 @@ class SectionedConfig:
         """Checks that no setting is a search space of Ray Tune.
 
         Raises:
-            ConfigError: naming those that are, and who takes them.
+            ConfigError: if some are; it names them and how to use them.
         """
         require_values(self._searched)
 
     def note_automatic(self, values: Mapping[str, Any]) -> None:
-        """Says what "auto" became before, by setting, where that is asked for again."""
+        """Restores the values that "auto" settings resolved to earlier."""
         self._automatic.update(values)
 
     def automatic(self) -> list[str]:
-        """Returns the names of the settings whose "auto" was resolved, and that are as it was."""
+        """Returns the names of "auto" settings that still have their resolved values."""
         return sorted(name for name, value in self._automatic.items() if self[name] == value)
 
     def freeze(self) -> None:
-        """Refuses all changes from here on.
+        """Freezes the config: all later changes raise an error.
 
         Raises:
             ConfigError: if a setting is a search space.
@@ -424,28 +416,27 @@ class SectionedConfig:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether changes are refused."""
+        """Whether changes raise an error."""
         return self._frozen
 
 
 def as_overrides(given: SectionedConfig | Setting) -> Any:
-    """Returns a config as the dict of its settings that were changed; else what was given."""
+    """Returns a config as a dict of its changed settings; other values unchanged."""
     return given._changed() if isinstance(given, SectionedConfig) else given
 
 
 def tell_if_resolved_anew(name: str, before: Setting, now: Setting) -> None:
-    """Says in one line that an "auto" is not what it was in the checkpoint, if it was known."""
+    """Logs that an "auto" setting resolved to another value than in the checkpoint."""
     if before not in (None, "auto", now):
         logger.warning(
-            "%s='auto' is %r now, which is faster here. In the checkpoint it was %r; %s=%r keeps "
-            "that.",
+            "%s='auto' now resolves to %r, which is faster here. In the checkpoint it was %r; "
+            "%s=%r restores that.",
             *(name, now, before, name, before),
         )
 
 
 @functools.cache
 def _make_layout(kinds: tuple[tuple[str, type], ...]) -> _Layout:
-    """Returns the layout of configs with these classes of sections, by the sections' names."""
     sections = {name: kind() for name, kind in kinds}
     homes = {name: home for home, section in sections.items() for name in vars(section)}
     names = ALIASES | {name: name for name in homes}

@@ -1,6 +1,6 @@
-"""The sections about acting and learning: frozen, typed, and checked when they are made.
+"""Sections of settings for acting and learning: frozen, typed and validated dataclasses.
 
-`run_sections.py` has those about how a run goes.
+`run_sections.py` has the sections of run settings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tfpolicies.ways import WAYS
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
 _ENV = Rule(
     lambda x: x is None or isinstance(x, str) or callable(x) or hasattr(x, "reset"),
-    "a name, 'package.module:Class', a class or creator of environments, or None",
+    "a name, 'package.module:Class', an environment class or creator, or None",
 )
 _CLIP = Rule(
     lambda x: x is None or isinstance(x, bool) or POSITIVE.holds(x),
@@ -53,7 +53,7 @@ _TASK_FN = function("a function (result, env, env_context) -> task").or_none()
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(Section):
-    """What is acted in."""
+    """The environment."""
 
     env: Any = setting(None, _ENV)  # name, "package.module:Class", environment class or None
     env_config: Mapping[str, Any] = setting({}, DICT, merge=Merge.DEEP)  # for the env's creator
@@ -61,24 +61,24 @@ class Environment(Section):
     action_space: gym.Space[Any] | None = setting(None, _SPACE)  # None: the environment's
     clip_rewards: bool | float | None = setting(None, _CLIP)  # True: their sign; x: to [-x, x]
     normalize_actions: bool = setting(True, BOOL)  # act in [-1, 1], mapped to the Box's bounds
-    clip_actions: bool = setting(False, BOOL)  # where not normalised: to the Box's bounds
+    clip_actions: bool = setting(False, BOOL)  # if not normalised: to the Box's bounds
     disable_env_checking: bool = setting(False, BOOL)
-    action_mask_key: str = setting(MASK, _KEY)  # only a custom model may have another one
-    env_task_fn: Callable[..., Any] | None = setting(None, _TASK_FN)  # gives the next task
+    action_mask_key: str = setting(MASK, _KEY)  # others only with a custom model
+    env_task_fn: Callable[..., Any] | None = setting(None, _TASK_FN)  # returns the next task
 
 
 CONNECTORS: dict[str, Any] = {
     "agent_connectors": AgentConnector,
     "action_connectors": ActionConnector,
 }
-"""The settings that list connectors, and of which kind they are."""
+"""Settings that are lists of connectors, and the classes of these."""
 
 
 def connector_state(name: str, kind: type[Connector], given: Any) -> list[Any]:
-    """Returns a connector as the JSON that a config and its checkpoints hold.
+    """Returns the JSON state of a connector, as stored in configs and checkpoints.
 
     Raises:
-        ConfigError: if it is no connector of that kind, nor the state of one.
+        ConfigError: if it is neither a connector of that class nor its state.
     """
     is_state = isinstance(given, list | tuple) and len(given) == 2
     made = restore(given[0], given[1], kind) if is_state else given
@@ -88,10 +88,10 @@ def connector_state(name: str, kind: type[Connector], given: Any) -> list[Any]:
 
 
 def connector_states(name: str, kind: type[Connector], listed: Sequence[object]) -> list[list[Any]]:
-    """Returns what `connector_state` does for each connector of a list.
+    """Returns the JSON states of a list of connectors; see `connector_state`.
 
     Raises:
-        ConfigError: if it is no list of such connectors.
+        ConfigError: if it is not a list of such connectors.
     """
     check(isinstance(listed, list | tuple), name, "a list of connectors", listed)
     return [connector_state(name, kind, given) for given in listed]
@@ -100,31 +100,31 @@ def connector_states(name: str, kind: type[Connector], listed: Sequence[object])
 _BATCH_MODE = one_of("truncate_episodes", "complete_episodes")
 _COMPRESSION = Rule(lambda x: is_one_of(x, True, False, "bulk"), "a bool, 'bulk'")
 _FILTER = Rule(
-    lambda x: FILTER.holds(x) or callable(x), f"{FILTER.words}, or f(shape) that gives a filter"
+    lambda x: FILTER.holds(x) or callable(x), f"{FILTER.words}, or f(shape) that returns a filter"
 )
 _COEF = Rule(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts(Section):
-    """How experience is collected."""
+    """Collection of experience."""
 
     num_rollout_workers: int = setting(0, count(0))  # 0: in this process
     num_envs_per_worker: int = setting(1, COUNT)  # environments stepped together by a worker
-    env_processes: int = setting(0, count(0))  # they are spread over; 0: in the worker's process
+    env_processes: int = setting(0, count(0))  # that run them; 0: in the worker's process
     rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
     batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
     compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns
-    observation_filter: Any = setting("NoFilter", _FILTER)  # of running statistics, or your own
-    agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
-    action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
-    # learned from at a running scale: that of rewards or, "ReturnStdFilter", of their returns
+    observation_filter: Any = setting("NoFilter", _FILTER)  # running statistics, or a custom filter
+    agent_connectors: Sequence[Any] = ()  # connectors or their states; each policy gets a copy
+    action_connectors: Sequence[Any] = ()  # for actions; policies may override both
+    # scales training rewards by running statistics of rewards or ("ReturnStdFilter") returns
     reward_filter: str = setting("NoFilter", REWARD_FILTER)
-    update_worker_filter_stats: bool = setting(True, BOOL)  # workers get the statistics of all
-    use_worker_filter_stats: bool = setting(True, BOOL)  # theirs are merged into those of all
-    enable_connectors: bool = setting(True, BOOL)  # False: the lists of connectors must be empty
-    create_env_on_local_worker: bool = setting(False, BOOL)  # also where remote workers sample
-    validate_workers_after_construction: bool = setting(True, BOOL)  # one that fails is an error
+    update_worker_filter_stats: bool = setting(True, BOOL)  # workers get the merged statistics
+    use_worker_filter_stats: bool = setting(True, BOOL)  # workers' statistics are merged
+    enable_connectors: bool = setting(True, BOOL)  # False: connector lists must be empty
+    create_env_on_local_worker: bool = setting(False, BOOL)  # even with remote workers
+    validate_workers_after_construction: bool = setting(True, BOOL)  # failures are errors
     sampler_perf_stats_ema_coef: float | None = setting(None, _COEF)  # None: means of all steps
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class Rollouts(Section):
 
 
 def _is_model(model: Setting) -> bool:
-    """Whether a model is given as a dict, whose settings are checked, too."""
+    """Returns whether a model is given as a dict; also checks its settings."""
     if isinstance(model, Mapping):
         model_settings(model)
     return isinstance(model, Mapping)
@@ -148,7 +148,7 @@ def _model_hint(model: Setting) -> str:
 
 
 def _as_model(given: Setting) -> Any:
-    """Returns a model, or a factory of one, as a dict of settings."""
+    """Wraps a model or a model factory in a dict of settings."""
     is_own = callable(given) and not isinstance(given, Mapping)
     return {"custom_model": given} if is_own else given
 
@@ -157,7 +157,7 @@ SCHEDULE = Rule(is_schedule, "a list [[timestep, value], ...] with increasing ti
 
 
 def _changes(rate: Setting) -> bool:
-    """Whether a learning rate is a function of the step."""
+    """Returns whether a learning rate is a schedule or a function of the step."""
     return isinstance(rate, Mapping) or callable(rate)
 
 
@@ -177,47 +177,47 @@ _TYPED = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Section):
-    """What all algorithms share about learning."""
+    """Training settings shared by all algorithms."""
 
     gamma: float = setting(0.99, UNIT)  # discount per environment step
-    # step size; or f(environment steps), or a Keras LearningRateSchedule
+    # number, f(environment steps) or a Keras LearningRateSchedule
     lr: Any = setting(0.001, _RATE, kept=described_schedule)
     lr_schedule: Any = setting(None, SCHEDULE)  # [[timestep, lr], ...], piecewise linear
     grad_clip: float | None = setting(None, _LIMIT)  # None: no limit
-    grad_clip_by: str = setting("global_norm", _NORM)  # of all variables, of each, of each entry
+    grad_clip_by: str = setting("global_norm", _NORM)  # all variables, each, each entry
     train_batch_size: int = setting(32, COUNT)  # rows of one training step
     model: Mapping[str, Any] = setting(MODEL_DEFAULTS, _MODEL, merge=Merge.KEYS, kept=_as_model)
     optimizer: Mapping[str, Any] = setting({}, _TYPED, merge=Merge.KEYS)  # {"type": "adam", ...}
-    max_requests_in_flight_per_sampler_worker: int = setting(2, COUNT)  # samples asked at once
+    max_requests_in_flight_per_sampler_worker: int = setting(2, COUNT)  # parallel requests
 
     def __post_init__(self) -> None:
         for name, given in (("lr", self.lr), ("optimizer", self.optimizer)):
             instead = optimizer_settings(given)
             if instead is not None:
                 raise ConfigError(
-                    f"{name} cannot be an optimizer object, since each policy has an optimizer of "
-                    f"its own; got {type(given).__name__}(...). Write training({instead})."
+                    f"{name} cannot be an optimizer object, since each policy creates its own "
+                    f"optimizer; got {type(given).__name__}(...). Write training({instead})."
                 )
         super().__post_init__()
-        rule = "left out where lr is a schedule itself"
+        rule = "left out if lr is a schedule itself"
         fits = self.lr_schedule is None or not _changes(self.lr)
         check(fits, "lr_schedule", rule, self.lr_schedule)
 
 
-_SESSION = Rule(DICT.holds, "a dict of ConfigProto's fields")
+_SESSION = Rule(DICT.holds, "a dict of ConfigProto fields")
 _FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", *WAYS)
 _JIT = Rule(lambda x: is_one_of(x, True, False, "auto"), "True, False or 'auto'")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framework(Section):
-    """How policies run."""
+    """Runtime of policies."""
 
-    # traced functions; "tf": graph mode, where no policy class is named
+    # "tf2": traced functions; "tf": graph mode, for policies without an explicit class
     framework: str = setting("tf2", _FRAMEWORK, kept=lambda x: "tf2" if x is None else x)
-    eager_tracing: bool = setting(True, BOOL)  # False: untraced, for a debugger
-    eager_max_retraces: int | None = setting(20, count(0).or_none())  # of each function
-    inference: str = setting("auto", _INFERENCE)  # acting; "auto": through the faster one
+    eager_tracing: bool = setting(True, BOOL)  # False: eager, for debugging
+    eager_max_retraces: int | None = setting(20, count(0).or_none())  # per function
+    inference: str = setting("auto", _INFERENCE)  # for acting; "auto": the faster one
     jit_compile: bool | str = setting("auto", _JIT)  # learning compiled by XLA
     tf_session_args: Mapping[str, Any] = setting(  # of sessions in graph mode
         {
@@ -231,13 +231,13 @@ class Framework(Section):
         _SESSION,
         merge=Merge.KEYS,
     )
-    # on top, in this process
+    # overrides in this process
     local_tf_session_args: Mapping[str, Any] = setting({}, _SESSION, merge=Merge.KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration(Section):
-    """Whether actions are sampled or greedy, and how sampling goes."""
+    """Exploration: whether and how actions are sampled."""
 
     explore: bool = setting(True, BOOL)
     exploration_config: Mapping[str, Any] = setting(

@@ -1,4 +1,4 @@
-"""What a setting is: a field of a section that says its rule, and how it takes a dict."""
+"""Settings: dataclass fields of a section with a rule and a way to merge dicts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tfpolicies.type_aliases import Setting
 
 
 class Merge(enum.Enum):
-    """What becomes of the present dict when another one is given."""
+    """Ways to merge a given dict into the current one."""
 
-    REPLACE = "it goes"
-    KEYS = "its keys stay that are not given"
-    DEEP = "as KEYS, also in the dicts in it"
-    TYPED = "as KEYS, unless another 'type' is given: other keys belong to the old one"
+    REPLACE = "the given dict replaces the current one"
+    KEYS = "keys that are not given are kept"
+    DEEP = "as KEYS, also in nested dicts"
+    TYPED = "as KEYS, unless another 'type' is given, which replaces all keys"
 
 
 def setting(
@@ -34,25 +34,25 @@ def setting(
 ) -> Any:
     """Returns the dataclass field of a setting.
 
-    What a section leaves out about a setting of its base is as the base has it.
+    Arguments that are left out are inherited from the same setting of a base section.
 
     Args:
-        default: what it is where nothing is given; a dict or list is copied.
-        rule: what it must be; anything by default.
-        merge: how a given dict is laid over the present one; it replaces it by default.
-        kept: gives the form in which the config keeps what was given.
+        default: its value if not given; a dict or list is copied.
+        rule: validates values; by default any value is valid.
+        merge: how a given dict is merged into the current one; it replaces it by default.
+        kept: converts a given value to its stored form.
     """
     every = {"rule": rule, "merge": merge, "kept": kept}
     told = {name: value for name, value in every.items() if value is not None}
     if isinstance(default, dict | list):
-        shared = copied(default)  # by all sections: nobody writes into what a section holds
+        shared = copied(default)  # shared by all sections, which never modify it
         return field(default_factory=lambda: shared, metadata=told)
     return field(default=default, metadata=told)
 
 
 @functools.cache
 def get_metadata(section: type) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the arguments that `setting` got for each setting of a section, by name."""
+    """Returns the arguments of `setting` for each setting of a section, by name."""
     result: dict[str, Mapping[str, Any]] = {}
     for kind in reversed(section.__mro__):
         for each in vars(kind).get("__dataclass_fields__", {}).values():
@@ -62,7 +62,7 @@ def get_metadata(section: type) -> Mapping[str, Mapping[str, Any]]:
 
 @functools.cache
 def _rules(section: type) -> list[tuple[str, Rule, Any]]:
-    """Returns the settings of a section that have rules, with these and the defaults, checked."""
+    """Returns name, rule and validated default of the settings of a section with rules."""
     rules = []
     for each in fields(section):
         rule = get_metadata(section)[each.name].get("rule")
@@ -76,43 +76,43 @@ def _rules(section: type) -> list[tuple[str, Rule, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Settings that belong together, checked when they are made.
+    """A group of settings, validated on construction.
 
     Raises:
-        ConfigError: naming the setting, its rule and the value.
+        ConfigError: if a value is invalid; it names the setting, its rule and the value.
     """
 
     def __post_init__(self) -> None:
         kind: type = type(self)
         for name, rule, default in _rules(kind):
             value = getattr(self, name)
-            if value is not default:  # a config is changed often
+            if value is not default:  # saves time: configs change often
                 require(name, rule, value)
 
 
 def require(name: str, rule: Rule, value: object) -> None:
-    """Raises a `ConfigError` that names the setting, its rule and the value, unless it holds."""
+    """Raises a `ConfigError` with name, rule and value, unless the value fulfils the rule."""
     if not rule.holds(value):
         hint = rule.hint(value)
         raise ConfigError(f"{name} must be {rule.words}{hint}, got {show_value(value)}.")
 
 
 def check(condition: bool, name: str, rule: str, value: object) -> None:
-    """Raises a `ConfigError` as `require` does, unless a condition holds."""
+    """Raises a `ConfigError` as `require` does, unless `condition` is true."""
     if not condition:
         raise ConfigError(f"{name} must be {rule}, got {show_value(value)}.")
 
 
 def taken(told: Mapping[str, Any], present: Setting, value: Setting) -> Any:
-    """Returns a setting as a config keeps it, laid over the present value if dicts are merged.
+    """Returns a given value in its stored form, merged into the current value for dicts.
 
-    NumPy's numbers become Python's, and a whole float an integer where the rule asks for one. What
-    is in an `env_config` stays as it is.
+    NumPy numbers become Python numbers, and a whole float becomes an integer if the rule requires
+    one. Values in an `env_config` stay unchanged.
 
     Args:
-        told: what `get_metadata` has about it.
-        present: what is kept now.
-        value: what is given.
+        told: metadata of the setting, from `get_metadata`.
+        present: the current value.
+        value: the given value.
     """
     merge = told.get("merge", Merge.REPLACE)
     value = _as_python(value)
@@ -133,7 +133,7 @@ def taken(told: Mapping[str, Any], present: Setting, value: Setting) -> Any:
 
 
 def _as_python(value: Setting) -> Any:
-    """Returns a NumPy scalar as Python's number, also in lists and tuples."""
+    """Converts NumPy scalars to Python numbers, also in lists and tuples."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | tuple) and type(value) in (list, tuple):

@@ -1,6 +1,6 @@
-"""Whole configs as JSON values and in pickles, with the architecture of a model that they hold.
+"""Serialises complete configs as JSON values or for pickle, including model architectures.
 
-It needs Keras, unlike the rest of this room.
+It needs Keras, unlike the rest of this subpackage.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tfpolicies.type_aliases import Setting
 
 
 def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -> Any:
-    """Returns a config as JSON values; a model of Keras's own layers by its architecture.
+    """Returns a config as JSON values; a model of built-in Keras layers as its architecture.
 
     Args:
         config: of a policy or of an algorithm.
-        built: what a factory in it has made. Its architecture stands beside the factory's name,
-            so that loading can do without the factory.
+        built: the model that a factory in it created. Its architecture is stored next to the
+            factory's name, so that loading does not need the factory.
     """
     custom = config.get("model", {}).get("custom_model")
     given = custom if isinstance(custom, keras.Model) else None
@@ -44,7 +44,7 @@ _ARCHITECTURES: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictiona
 
 
 def _architecture(model: keras.Model) -> dict[str, Any] | None:
-    """Returns what `model_to_json` does, which is asked again and again while training goes on."""
+    """Returns `model_to_json`, cached because training calls it repeatedly."""
     found = _ARCHITECTURES.get(model) or model_to_json(model)
     if found is not None:
         _ARCHITECTURES[model] = found
@@ -62,9 +62,9 @@ def decode_config(
     """Inverse of `encode_config`.
 
     Args:
-        record: what `encode_config` returned.
+        record: the return value of `encode_config`.
         overrides: settings that replace stored ones; `model` is merged, and so are dicts of the
-            same `type`. A number replaces the stored schedule of it, too.
+            same `type`. A number also replaces its stored schedule.
         source: the checkpoint, for messages.
         places: where the record may name objects.
         unneeded: settings in which a `Missing` may stay.
@@ -77,8 +77,8 @@ def decode_config(
     if missing:
         names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
         raise CheckpointError(
-            f"{source} was saved with objects that a file cannot hold safely: {names}. Give them "
-            "again: from_checkpoint(path, config={...})."
+            f"{source} was saved with objects that a file cannot hold safely: {names}. Pass them "
+            "when loading: from_checkpoint(path, config={...})."
         )
     return config
 
@@ -89,16 +89,16 @@ def overridden_config(
     source: str,
     places: Places = POLICY_SETTINGS,
 ) -> dict[str, Any]:
-    """Returns what `decode_config` does; a `Missing` where something was not given again."""
+    """Decodes as `decode_config`, but keeps `Missing` values that no override replaces."""
     given = dict(overrides or {})
     env, model = given.get("env"), given.pop("model", {})
     if not isinstance(model, Mapping):
         model = {"custom_model": model}
-    known = {env: env} if isinstance(env, str) else None  # what is named again the file means, too
+    known = {env: env} if isinstance(env, str) else None  # also allowed in the file then
     config = decode_settings(record["settings"], places, known=known)
     if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
-        raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
-    if "model" in config:  # those of before there was a choice have their channels last
+        raise CheckpointError(f"{source} holds {config!r:.80} instead of a config.")
+    if "model" in config:  # older checkpoints have channels last
         config["model"] = {"channels_first": False, **config["model"]}
     wants_stored = record["keras"] is not None and "custom_model" not in model
     if wants_stored and MODELS.find(config["model"].get("custom_model")) is None:
@@ -109,19 +109,19 @@ def overridden_config(
 
 
 def _replaced_schedules(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
-    """Returns the stored schedules of numbers that are overridden, which would hide the numbers.
+    """Returns stored schedules that would hide overridden numbers.
 
-    A schedule that is an integer begins with the number, so it stays.
+    An integer schedule starts with the number, so it is kept.
     """
     names = [f"{name}_schedule" for name in overrides]
     return [x for x in names if x not in overrides and isinstance(config.get(x), list | tuple)]
 
 
 def _laid_over(stored: Setting, given: Setting) -> Any:
-    """Returns a setting that replaces a stored one.
+    """Returns the override of a stored setting.
 
-    A dict of the same `type` is merged, as it is in a config; one that says again what a `Missing`
-    type is, too.
+    A dict of the same `type` is merged, as in a config; the same applies if it provides the class
+    of a `Missing` type.
     """
     if not (isinstance(stored, Mapping) and isinstance(given, Mapping) and "type" in stored):
         return given
@@ -133,26 +133,25 @@ def _laid_over(stored: Setting, given: Setting) -> Any:
 
 
 def _with_model(settings: Mapping[str, Any], **model: Setting) -> dict[str, Any]:
-    """Returns settings with other settings of the model."""
     return {**settings, "model": {**settings["model"], **model}}
 
 
 _USUALLY = {"inference": "onnx", "jit_compile": True, "rollout_fragment_length": None}
-"""What "auto" became for most policies that are not in graph mode; None: that differs."""
+"""Usual resolved values of "auto" outside graph mode; None: varies."""
 
 
 def automatic_of(
     manifest: Mapping[str, Any], config: Mapping[str, Any], overrides: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Returns the settings of a checkpoint that were "auto", and what they became.
+    """Returns the settings of a checkpoint that were "auto", and their resolved values.
 
-    They are "auto" again, so that today's rule decides. Older checkpoints do not say which these
-    are; there those count that have what "auto" became for most policies.
+    They are set to "auto" again, so that the current rule decides. Older checkpoints do not store
+    which these are; there, settings with the usual resolved value count as "auto".
 
     Args:
         manifest: of a policy or an algorithm.
         config: its settings.
-        overrides: settings that are given again.
+        overrides: settings that the caller provides.
     """
     known = manifest.get("automatic")
     if not isinstance(known, list):
@@ -162,7 +161,7 @@ def automatic_of(
 
 
 def travelling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings for pickle: with the architecture of a model instead of the model.
+    """Replaces a model in settings by its architecture, for pickle.
 
     Raises:
         UnpicklableError: if Keras cannot rebuild the model.
@@ -181,7 +180,7 @@ def travelling(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arrived(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `travelling`; the model has weights of its own."""
+    """Inverse of `travelling`; the model has new weights."""
     custom = settings.get("model", {}).get("custom_model")
     if not isinstance(custom, Architecture):
         return dict(settings)

@@ -1,6 +1,6 @@
-"""Where settings that come from a file may name objects: one table, and all else may name none.
+"""Allow-list of settings in files that may name objects; all others must be plain values.
 
-`docs/decisions/003-import-paths-in-checkpoints.md` tells why, and shows the same table with the
+`docs/decisions/003-import-paths-in-checkpoints.md` has the reasons, and the same table with the
 tests.
 """
 
@@ -21,19 +21,19 @@ from tfpolicies.storage.json_values import decode_value
 from tfpolicies.storage.places import Place, Places, admitted
 from tfpolicies.type_aliases import Json, Setting
 
-_FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: makes what `env_config` names
+_FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: creates the env in `env_config`
 _MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like PettingZoo's
 
 
 def environment_of_file(source: Setting) -> Any:
-    """Returns an environment that a file names, or a `Missing` if making it would import something.
+    """Returns an environment named in a file, or a `Missing` if creating it would import code.
 
-    Names that are registered, here, with Gymnasium, EnvPool or PettingZoo, stay, since the file
-    only chooses among what is there. An import path ("package.module:Class", "package.module.Class"
-    and Gymnasium's "module:EnvId") does not, and no environment of this package is made by one.
+    Names registered here, with Gymnasium, EnvPool or PettingZoo are returned, since the file only
+    chooses among existing environments. Import paths ("package.module:Class",
+    "package.module.Class" and Gymnasium's "module:EnvId") give a `Missing`.
 
     Args:
-        source: what the file holds; what is no text is returned as it is.
+        source: the value in the file; returned unchanged if it is not a str.
 
     >>> environment_of_file("CartPole-v1"), environment_of_file("pettingzoo:classic/tictactoe_v3")
     ('CartPole-v1', 'pettingzoo:classic/tictactoe_v3')
@@ -50,7 +50,7 @@ def environment_of_file(source: Setting) -> Any:
 
 
 def _is_of_pettingzoo(name: str) -> bool:
-    """Whether a name is one of PettingZoo's; where it is imported, an environment's module."""
+    """Returns whether a name is PettingZoo's; in other packages it must be an env's module."""
     package, _, rest = name.partition(":")
     return is_pettingzoo_name(name) and (
         package == "pettingzoo" or _MODULE.fullmatch(rest) is not None
@@ -58,14 +58,14 @@ def _is_of_pettingzoo(name: str) -> bool:
 
 
 def _strategy_of_file(kind: Setting) -> Any:
-    """Returns the type of an exploration, or a `Missing` if it would be imported."""
+    """Returns an exploration type, or a `Missing` for an import path."""
     if isinstance(kind, str) and ("." in kind or ":" in kind):
         return class_of_name(kind, "exploration")
     return kind
 
 
 def _part_of_optimizer(value: Setting) -> Any:
-    """Returns a setting of an optimizer, or a `Missing` for an object that Keras would make."""
+    """Returns a setting of an optimizer, or a `Missing` for an object that Keras would create."""
     if isinstance(value, Mapping):
         return Missing(f"{value.get('class_name', 'a dict')}")
     is_plain = value is None or isinstance(value, bool | int | float | str)
@@ -73,14 +73,14 @@ def _part_of_optimizer(value: Setting) -> Any:
 
 
 def _type_of_optimizer(value: Setting) -> Any:
-    """Returns the name of an optimizer of Keras's own or registered here, else a `Missing`."""
+    """Returns the name of a built-in or registered Keras optimizer, else a `Missing`."""
     from tfpolicies.models.keras_names import is_optimizer  # needs Keras, unlike this module
 
     return value if is_optimizer(value) else Missing(f"{value}")
 
 
 def _rate(value: Setting) -> Any:
-    """Returns a learning rate, or a `Missing` for a dict that is no schedule of Keras's own."""
+    """Returns a learning rate, or a `Missing` for a dict that is not a built-in Keras schedule."""
     if not isinstance(value, Mapping):
         return value
     from tfpolicies.models.learning_rates import SCHEDULES  # needs Keras, unlike this module
@@ -90,12 +90,12 @@ def _rate(value: Setting) -> Any:
 
 
 def _variables(value: Mapping[str, str]) -> Any:
-    """Returns a `Missing` for variables of processes, which choose what these load."""
+    """Returns a `Missing` for environment variables, which can change what processes load."""
     return Missing(f"the variables {', '.join(map(str, value))}") if value else value
 
 
 def _numbers(value: Setting) -> Any:
-    """Returns settings of TensorFlow sessions, or a `Missing` for texts, such as addresses."""
+    """Returns settings of TensorFlow sessions, or a `Missing` for strings, such as addresses."""
     if isinstance(value, Mapping):
         return {name: _numbers(each) for name, each in value.items()}
     plain = isinstance(value, bool | None) or (
@@ -108,7 +108,7 @@ _MOST = 1024  # threads, for example
 
 
 def _at_most(limit: int) -> Callable[[Any], Any]:
-    """Returns what gives a number, or a `Missing` for one that nobody means."""
+    """Returns a function that converts numbers above a limit to `Missing`."""
 
     def checked(value: Setting) -> Any:
         if isinstance(value, int | float) and value > limit:
@@ -128,11 +128,11 @@ _LARGEST = {
     "sgd_minibatch_size": 1 << 27,
     "metrics_num_episodes_for_smoothing": 1 << 27,
 }
-"""The largest numbers taken from a file alone, of what costs memory and shows in no weight."""
+"""The largest numbers accepted from a file, for settings that cost memory."""
 
 
 def _numbers_of(largest: Mapping[str, int]) -> dict[str, Place]:
-    """Returns the places of numbers, under all of their names."""
+    """Returns the places of limited numbers, under all of their names."""
     named = {**largest, **{x: largest[name] for x, name in ALIASES.items() if name in largest}}
     return {name: Place("number", plain=_at_most(limit)) for name, limit in named.items()}
 
@@ -140,7 +140,7 @@ def _numbers_of(largest: Mapping[str, int]) -> dict[str, Place]:
 POLICY_CLASS = Place("policy_class")
 
 _STRATEGY: dict[str, Places] = {"type": Place("exploration", plain=_strategy_of_file)}
-_STRATEGY["*"] = _STRATEGY  # the strategy that another one works on
+_STRATEGY["*"] = _STRATEGY  # nested strategies
 
 
 _ROSTER = ("policy_mapping_fn", "policies_to_train")
@@ -183,34 +183,34 @@ def _settings(env: Place, **more: Place) -> dict[str, Places]:
 
 
 POLICY_SETTINGS = _settings(Place("env", functions=True))
-"""Those of one policy, which needs no environment: the name of one stays, and is not looked up."""
+"""Settings of one policy. It creates no environment, so any environment name is accepted."""
 
 ALGORITHM_SETTINGS = _settings(
     Place("env", functions=True, plain=environment_of_file),
     extra_python_environs_for_worker=Place("environment variables", plain=_variables),
 )
-"""Those of an algorithm, which makes environments and starts workers."""
+"""Settings of an algorithm, which creates environments and starts workers."""
 
 for _found in (POLICY_SETTINGS, ALGORITHM_SETTINGS):
     _found["policies"] = {"*": {0: POLICY_CLASS, 3: POLICY_SETTINGS}}
 
 ROSTER = {name: POLICY_SETTINGS[name] for name in _ROSTER}
-"""Who acts for whom, and who is trained."""
+"""Places of the mapping function and the trained policies."""
 
 
 def decode_settings(
     record: Json, places: Places = POLICY_SETTINGS, *, known: Mapping[str, Any] | None = None
 ) -> Any:
-    """Returns settings that `encode_value` stored, with a `Missing` for each foreign object.
+    """Decodes settings of `encode_value`, with a `Missing` for each object that is not allowed.
 
-    These are the objects that `admitted` leaves out, and what would be made, imported or opened
-    because of a text or a dict: exploration strategies and environments by path, parts of an
-    optimizer, variables of other processes, and more than numbers for TensorFlow's sessions.
+    These are the objects that `admitted` rejects, and strings or dicts that would create, import or
+    open something: exploration strategies and environments by path, parts of an optimizer,
+    environment variables, and non-numeric settings of TensorFlow sessions.
 
     Args:
         record: JSON values.
         places: where settings may name objects.
-        known: names of objects and texts -> what to take for them, on the caller's word.
+        known: names in the record -> objects that the caller provides for them.
 
     Raises:
         CheckpointError: if they are malformed.

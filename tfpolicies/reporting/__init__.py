@@ -1,1 +1,1 @@
-"""What a training run shows: its folder, its CSV, TensorBoard events, curve and console."""
+"""Output of a training run: its folder, CSV, TensorBoard events, learning curve and console."""

@@ -1,4 +1,4 @@
-"""What a person sees while a command works: a progress bar and a summary."""
+"""Console output of commands: a progress bar and a summary table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _REFRESHES_PER_SECOND = 4
 
 
 class CommandConsole(Console):
-    """A console of a command, which says so if nobody reads what it prints."""
+    """A console that raises `BrokenPipeError` when its output pipe is closed."""
 
     def on_broken_pipe(self) -> None:
-        """Raises the error, where Rich itself would end the process.
+        """Raises the error; Rich would end the process.
 
         Raises:
             BrokenPipeError: always.
@@ -33,18 +33,17 @@ class CommandConsole(Console):
 
 
 class TrainingProgress:
-    """Shows how far a training run is: a bar in a terminal, else one plain line per 10 seconds.
+    """Shows the progress of a training run: a bar in a terminal, else a line per 10 seconds.
 
-    A context manager; outside of it `update` shows nothing. The bar shows how much of the way to
-    `target` is done, from the lowest mean return so far; without a target, of the way to
-    `total_steps`. Time left is the time to `total_steps` at the current speed; with a target it is
-    at most that.
+    A context manager; outside of it `update` shows nothing. The bar shows the progress from the
+    lowest mean return so far to `target`; without a target, the share of `total_steps`. Time left
+    is the time to `total_steps` at the current speed; with a target it is at most that.
 
     Args:
-        total_steps: environment steps at which training ends, >= 1; None if it is not known.
+        total_steps: environment steps at which training ends, >= 1; None if unknown.
         target: mean return at which training ends; None if there is none.
         console: where to show it; standard output if None.
-        clock: seconds that only grow.
+        clock: a monotonic clock in seconds.
 
     Raises:
         UsageError: if `total_steps` is below 1.
@@ -92,9 +91,9 @@ class TrainingProgress:
         """Shows the state of the run.
 
         Args:
-            env_steps: environment steps so far, those before a resume included.
+            env_steps: environment steps so far, including those before a resume.
             mean_return: mean return of recent episodes; NaN before the first has ended.
-            steps_per_s: environment steps per second, now.
+            steps_per_s: current environment steps per second.
         """
         if not self._entered:
             return
@@ -111,7 +110,7 @@ class TrainingProgress:
 
     @contextlib.contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """While entered, a bar shows what is done beside training."""
+        """While entered, the bar shows an activity other than training."""
         if self._progress is None:
             yield
             return
@@ -124,7 +123,7 @@ class TrainingProgress:
             self._progress.update(self._task, status=status)
 
     def _share_done(self, env_steps: int, mean_return: float) -> float:
-        """Returns the share of the way to the target or else to the last step, in [0, 1]."""
+        """Returns the progress to the target, or else to the last step, in [0, 1]."""
         if self._target is None:
             return min(1.0, env_steps / self._total_steps if self._total_steps else 0.0)
         if not math.isfinite(mean_return):
@@ -143,8 +142,7 @@ class TrainingProgress:
 def summary_table(title: str, entries: Mapping[str, object]) -> Group:
     """Returns a title above a table of names and values, for `Console.print`.
 
-    Long values such as paths are folded, never cut. Values are shown as they are, floats with up
-    to six digits.
+    Long values such as paths are folded, not truncated. Floats have up to six digits.
 
     >>> from rich.console import Console
     >>> Console(width=40).print(summary_table("Done", {"steps": 61440, "mean return": 481.25}))
@@ -161,7 +159,7 @@ def summary_table(title: str, entries: Mapping[str, object]) -> Group:
 
 
 def counted(number: int, what: str) -> str:
-    """Returns a number of things in words.
+    """Formats a count with its noun.
 
     >>> counted(1, "episode"), counted(2_000, "step")
     ('1 episode', '2,000 steps')
@@ -184,7 +182,7 @@ def _bar(console: Console) -> Progress:
 def _status(
     env_steps: int, mean_return: float, steps_per_s: float, total: int | None, target: float | None
 ) -> str:
-    """Says speed, mean return and time left, whichever are known.
+    """Formats speed, mean return and time left, as far as known.
 
     >>> _status(2_000, 21.2, 1_000.0, 10_000, 475.0)
     '1,000/s | return 21.2 of 475 | at most 0:08 left'
@@ -203,7 +201,7 @@ def _status(
 
 
 def _clock_time(seconds: float) -> str:
-    """Returns seconds as `m:ss` or `h:mm:ss`.
+    """Formats seconds as `m:ss` or `h:mm:ss`.
 
     >>> _clock_time(8), _clock_time(3725)
     ('0:08', '1:02:05')

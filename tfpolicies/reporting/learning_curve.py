@@ -1,4 +1,4 @@
-"""The learning curve as a picture."""
+"""Draws the learning curve as a PNG image."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_Style = dict[str, Any]  # of what matplotlib draws, by the names of its settings
+_Style = dict[str, Any]  # keyword arguments of matplotlib
 
 _BLUE, _ORANGE, _GREEN = "#1c6dd0", "#e8710a", "#1e8e3e"
 _INK, _GRAY, _GRID = "#202124", "#5f6368", "#e8eaed"
 _BAND_ALPHA = 0.13
 _FEW_POINTS = 25  # up to here each point of the curve gets a dot
 _TICK_STEPS = [1, 2, 2.5, 5, 10]
-_EDGED: _Style = {"markeredgecolor": "white", "clip_on": False}  # marks above all else
-_HEADROOM = 0.06  # of the height, above the highest and below the lowest number
+_EDGED: _Style = {"markeredgecolor": "white", "clip_on": False}  # for markers on top
+_HEADROOM = 0.06  # share of the height above the highest and below the lowest number
 
 
 def draw_learning_curve(
@@ -36,22 +36,22 @@ def draw_learning_curve(
     title: str,
     target: float | None = None,
 ) -> None:
-    """Draws the mean return against the environment steps and replaces the PNG atomically.
+    """Draws the mean return over the environment steps and replaces the PNG atomically.
 
-    Shown are the mean return of recent training episodes as a line, their lowest and highest return
+    It shows the mean return of recent training episodes as a line, their lowest and highest return
     as a band, evaluations as points, `target` as a dashed line, and a mark where the mean first
     reached it. Rows of earlier versions have the last 100 episodes instead of the recent ones. Rows
-    without an episode yet (NaN) are left out; a curve with no point says so. The global state of
-    matplotlib is not touched.
+    before the first episode (NaN) are left out; a curve without points shows a note. The global
+    state of matplotlib is not changed.
 
     Args:
-        progress_rows: rows as `read_progress` gives them, in order of `env_steps`.
-        png_path: the picture, 1500 x 825 pixels.
-        title: what is trained, such as `"PPO on CartPole-v1"`.
+        progress_rows: rows of `read_progress`, in order of `env_steps`.
+        png_path: the image file, 1500 x 825 pixels.
+        title: algorithm and environment, such as `"PPO on CartPole-v1"`.
         target: the mean return at which training stops, if any.
 
     Raises:
-        UsageError: if a row lacks `env_steps` or `target` is no finite number.
+        UsageError: if a row lacks `env_steps` or `target` is not a finite number.
     """
     _check(progress_rows, target)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -145,7 +145,7 @@ def _draw_target(axes: Axes, target: float) -> Artist:
 
 
 def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
-    """Fits the y axis to every number drawn, and to zero where that is near or all else is flat."""
+    """Fits the y axis to all values, and to zero if that is near or all values are equal."""
     columns = ("mean", "min", "max", EVALUATION_MEAN)
     values = [value for name in columns for value in _points(rows, name)[1]]
     values += [] if target is None else [target]
@@ -160,7 +160,6 @@ def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float |
 
 
 def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float) -> None:
-    """Marks the first row whose mean return is the target or more."""
     from matplotlib.patheffects import withStroke
 
     steps, means = _points(rows, "mean")
@@ -195,9 +194,9 @@ def _draw_head(figure: Figure, title: str, shown: list[Artist]) -> None:
 
 
 def _points(rows: Sequence[Mapping[str, float]], column: str) -> tuple[list[float], list[float]]:
-    """Returns env steps and values of the rows that hold a finite number in `column`.
+    """Returns env steps and values of the rows with a finite number in `column`.
 
-    "mean", "min" and "max" are those of the returns of training episodes.
+    "mean", "min" and "max" refer to the returns of training episodes.
     """
     values = [(row["env_steps"], _get_value(row, column)) for row in rows]
     kept = [(steps, value) for steps, value in values if math.isfinite(value)]
@@ -212,7 +211,7 @@ def _get_value(row: Mapping[str, float], column: str) -> float:
 
 
 def _number(value: float) -> str:
-    """Returns a number with thousands separators.
+    """Formats a number with thousands separators.
 
     >>> _number(20000.0), _number(0.25), _number(-1200)
     ('20,000', '0.25', '−1,200')
@@ -221,7 +220,7 @@ def _number(value: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Returns seconds as a reader says them.
+    """Formats seconds with their two largest units.
 
     >>> _duration(7.4), _duration(75), _duration(3725)
     ('7 s', '1 min 15 s', '1 h 2 min')

@@ -1,4 +1,4 @@
-"""How busy the machine is."""
+"""CPU and memory load of the machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import psutil
 
 
 class MachineLoad:
-    """Measures the processors between two readings in a thread, and the memory at each."""
+    """Measures the CPU load between two readings in a thread, and the memory load at each."""
 
     def __init__(self) -> None:
-        psutil.cpu_percent()  # the first reading is of the time from here on
+        psutil.cpu_percent()  # starts the interval of the first reading
 
     def read(self) -> dict[str, float]:
-        """Returns `cpu_util_percent` since the last reading and `ram_util_percent` of now.
+        """Returns `cpu_util_percent` since the last reading and the current `ram_util_percent`.
 
         Both are of the whole machine, from 0 to 100.
         """

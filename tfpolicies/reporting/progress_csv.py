@@ -1,4 +1,4 @@
-"""`progress.csv`: one row per training iteration, on disk as soon as it is known."""
+"""`progress.csv`: one row per training iteration, written to disk immediately."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Row = dict[str, float]
 
 
 class ProgressCsv:
-    """Appends rows to a CSV file that is whole and without doubles at every instant.
+    """Appends rows to a CSV file that is complete and without duplicates at any time.
 
     No file stays open between rows. Usually a row is one short write at the end of the file; a
-    process killed within it leaves a last line without its end, which the next reader ignores and
-    the next writer removes. Everything else (a new column, rows that a resumed run repeats)
-    replaces the file atomically.
+    process killed during it leaves an incomplete last line, which the next reader ignores and the
+    next writer removes. All other changes (a new column, rows that a resumed run repeats) replace
+    the file atomically.
 
     Args:
-        path: the file; made with the first row if it does not exist.
+        path: the file; created with the first row if missing.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -35,19 +35,19 @@ class ProgressCsv:
         self._last_iteration = -math.inf
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Writes one row; it is with the operating system when the call returns.
+        """Writes one row and flushes it to the operating system.
 
-        A row whose iteration the file already has takes the place of that row and all later ones,
-        as happens when a run goes on from an older checkpoint. A row with a new column widens the
-        file (older rows have nothing there); a missing column is left empty.
+        A row whose iteration the file already has replaces that row and all later ones, as when a
+        run resumes from an older checkpoint. A row with a new column adds it to the file (older
+        rows are empty there); a missing column is left empty.
 
         Args:
             row: numbers by column, with all of `FIXED_COLUMNS`; see `progress_row`.
 
         Raises:
-            UsageError: if a fixed column is missing, a value is no single number or `iteration`
-                is no count. The file is then as before.
-            CheckpointError: if the file there is no progress file.
+            UsageError: if a fixed column is missing, a value is not a single number or `iteration`
+                is not a count. The file is unchanged then.
+            CheckpointError: if the existing file is not a progress file.
         """
         row = _checked(row)
         if self._columns is None:
@@ -63,10 +63,10 @@ class ProgressCsv:
         self._last_iteration = row["iteration"]
 
     def drop_after(self, iteration: int) -> None:
-        """Removes the rows after `iteration`, which a run resumed there is about to repeat.
+        """Removes the rows after `iteration`, which a resumed run will repeat.
 
         Raises:
-            CheckpointError: if the file there is no progress file.
+            CheckpointError: if the existing file is not a progress file.
         """
         self._rewrite([row for row in _read(self.path) if row["iteration"] <= iteration])
 
@@ -82,12 +82,12 @@ class ProgressCsv:
 def read_progress(path: str | PathLike[str]) -> list[Row]:
     """Reads the rows of a progress file, one `{column: number}` per iteration.
 
-    Every row has every column; what was not written is NaN. Counts are ints, all else floats. A
-    last line that a killed process left unfinished is not there.
+    Every row has every column; empty cells are NaN. Counts are ints, other numbers floats. An
+    incomplete last line of a killed process is ignored.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        CheckpointError: if it is no progress file or a line in its middle is damaged.
+        CheckpointError: if it is not a progress file or another line than the last one is damaged.
     """
     path = Path(path)
     if not path.exists():
@@ -122,7 +122,7 @@ def _as_text(rows: Iterable[Mapping[str, float | str]], columns: list[str]) -> s
 
 
 def _read(path: Path) -> list[Row]:
-    """Returns the whole rows of the file, without empty cells; none if there is no file."""
+    """Returns the complete rows of the file, without empty cells; [] if there is no file."""
     if not path.exists():
         return []
     whole, newline, torn = _content(path).rpartition(b"\n")
@@ -133,7 +133,7 @@ def _read(path: Path) -> list[Row]:
     columns, *lines = lines
     if tuple(columns[: len(FIXED_COLUMNS)]) != FIXED_COLUMNS:
         raise CheckpointError(
-            f"{str(path)!r} is no progress file: its first line must begin with "
+            f"{str(path)!r} is not a progress file: its first line must begin with "
             f"{','.join(FIXED_COLUMNS)!r}, got {','.join(columns)[:80]!r}. Move it away."
         )
     return [_parsed(path, number, columns, line) for number, line in enumerate(lines, start=2)]

@@ -1,4 +1,4 @@
-"""One flat row of numbers per training iteration: what CSV, TensorBoard and curve all show."""
+"""One flat row of numbers per training iteration, for CSV, TensorBoard and learning curve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tfpolicies.errors import UsageError
 
-_KEYS = {  # where the result of an iteration has them
+_KEYS = {  # column -> key in the result of an iteration
     "iteration": "training_iteration",  # training iterations so far, from 1
     "env_steps": "num_env_steps_sampled",  # environment steps so far, over all environments
     "time_s": "time_total_s",  # seconds of training so far
@@ -25,7 +25,7 @@ FIXED_COLUMNS = tuple(_KEYS)
 RECENT = (
     "recent_returns/"  # columns of the newest episodes: mean, std, min, max, episodes, env_steps
 )
-EVALUATION_MEAN = "evaluation/episode_reward_mean"  # there in iterations that evaluated
+EVALUATION_MEAN = "evaluation/episode_reward_mean"  # in iterations with an evaluation
 
 
 def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
@@ -33,10 +33,10 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
 
     The row has every name of `FIXED_COLUMNS` in their order, then `episode/<name>` for each further
     number `episode_<name>`, `recent_returns/<name>` for the newest episodes,
-    `evaluation/episode_<name>` if the iteration evaluated,
-    `custom/<name>` for what callbacks put into `custom_metrics` (and `evaluation/custom/<name>`),
-    and `learner/<policy id>/<statistic>`, sorted. A number that the result does not hold is NaN;
-    learner statistics that are not single numbers are left out.
+    `evaluation/episode_<name>` if the iteration evaluated, `custom/<name>` for `custom_metrics` of
+    callbacks (and `evaluation/custom/<name>`), and `learner/<policy id>/<statistic>`, sorted.
+    Numbers missing in the result are NaN; learner statistics that are not single numbers are left
+    out.
 
     Raises:
         UsageError: if `result` lacks `training_iteration` or `num_env_steps_sampled`.
@@ -68,9 +68,9 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def as_number(value: object) -> float | None:
-    """Returns a single real number as int or float, and None for everything else.
+    """Converts a single real number to int or float; returns None for other values.
 
-    NumPy scalars count, and arrays of no dimension; booleans and text do not.
+    NumPy scalars and 0-dimensional arrays are numbers; booleans and strings are not.
 
     >>> as_number(3), as_number("3"), as_number(True)
     (3, None, None)
@@ -83,7 +83,7 @@ def as_number(value: object) -> float | None:
 
 
 def _episode_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the single numbers of a summary of episodes: `episode_reward_mean` and the like."""
+    """Returns the numbers of an episode summary, such as `episode_reward_mean`."""
     return {
         key: value
         for key, value in summary.items()

@@ -1,4 +1,4 @@
-"""The folder of one training run: where everything that the run leaves behind lies."""
+"""The folder of one training run, with all of its output files."""
 
 from __future__ import annotations
 
@@ -26,42 +26,38 @@ FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
 _TEARDOWN = 2.0  # seconds that the kernel may take to end a killed process
 _LARGEST = 1 << 20  # bytes of a run.json
-_OWN = {"lock", "events", "checkpoints", "export"}  # what is made before the run.json
+_OWN = {"lock", "events", "checkpoints", "export"}  # created before run.json
 
 
 class RunFolder:
-    """The layout of one training run, and who may write to it.
+    """The layout of a run folder, and the lock for writing to it.
 
     A folder is a run as soon as it has its `run.json`, which is written last and atomically::
 
-        ppo-CartPole-v1-2025-01-31-142501/
-            run.json            when the run was made, and the settings of the command
-            lock                the number of the process that writes to the run
-            progress.csv        one row per training iteration
-            error.txt           the traceback of the last error that ended the training
-            events/             TensorBoard event files
-            learning_curve.png
-            checkpoints/
-            export/             the policy for serving
-            videos/             the policy playing, if it was recorded
+        ppo-CartPole-v1-2025-01-31-142501/ run.json            creation time of the run, and the
+        settings of the command lock                the id of the process that writes to the run
+        progress.csv        one row per training iteration error.txt           the traceback of the
+        last error that ended the training events/             TensorBoard event files
+        learning_curve.png checkpoints/ export/             the policy for serving videos/
+        recorded episodes, if any
 
-    Anybody may read a run. Who writes to it holds it: from `create` or `hold` until `release`, or
-    until the end of a `with` statement. No other process can hold it then; what a killed process
-    left does not keep others out.
+    Any process may read a run. A writer must hold it: from `create` or `hold` until `release`, or
+    until the end of a `with` statement. Only one process can hold it; the lock of a killed process
+    is released.
 
     Args:
-        path: the folder, which need not be there.
+        path: the folder; it may be missing.
 
     Attributes:
-        path: absolute; the others lie in it, and need not be there.
+        path: absolute; the others are in it, and may be missing.
         run_json: the file with the command's settings, which makes the folder a run.
         progress_csv: one row per training iteration.
         error_txt: the traceback of the last error that ended the training.
         events: the folder to give to TensorBoard.
-        learning_curve: the picture of the learning curve.
+        learning_curve: the image of the learning curve.
         checkpoints: the folder of the checkpoints.
         latest: the newest checkpoint.
-        best: the best checkpoint; older ones may lie beside it, as `iteration-000020`.
+        best: the best checkpoint; older ones may be next to it, as `iteration-000020`.
         export: the folder of the exported policy.
         videos: the folder of videos.
     """
@@ -91,20 +87,20 @@ class RunFolder:
         *,
         now: datetime | None = None,
     ) -> RunFolder:
-        """Makes and holds the new folder `<name>-<date>-<time>`; never touches an older one.
+        """Creates and holds the new folder `<name>-<date>-<time>`; never changes an existing one.
 
-        Characters of `name` that do not suit a file name become `-` (`ALE/Pong-v5`: `ALE-Pong-v5`).
-        If there is such a folder already, a number is added.
+        Characters of `name` that are not allowed in file names become `-` (`ALE/Pong-v5`:
+        `ALE-Pong-v5`). If the folder exists already, a number is appended.
 
         Args:
-            parent: the folder of all runs; made if it does not exist.
-            name: what is trained, such as `"ppo-CartPole-v1"`.
-            settings: what the command was called with, as JSON can hold it.
-            now: the date and time in the folder's name; the local ones if None.
+            parent: the folder of all runs; created if missing.
+            name: algorithm and environment, such as `"ppo-CartPole-v1"`.
+            settings: the settings of the command, as JSON values.
+            now: the date and time in the folder's name; local time if None.
 
         Raises:
-            UsageError: if no letter or digit is in `name`, or JSON cannot hold `settings`.
-            OSError: if the folder cannot be made.
+            UsageError: if `name` has no letter or digit, or `settings` are not JSON values.
+            OSError: if the folder cannot be created.
         """
         text = _settings_text(settings or {}, now := now or datetime.now())
         stem = f"{_file_name(name)}-{now:%Y-%m-%d-%H%M%S}"
@@ -124,16 +120,16 @@ class RunFolder:
     def make(
         cls, path: str | PathLike[str], settings: Mapping[str, Any] | None = None
     ) -> RunFolder:
-        """Makes and holds a new run in just this folder, which is made if it does not exist.
+        """Creates and holds a new run in exactly this folder, which is created if missing.
 
         Args:
-            path: the folder; if it is there, it is empty, or was left by a `make` that was killed.
+            path: the folder; if it exists, it must be empty, or left by an interrupted `make`.
             settings: as in `create`.
 
         Raises:
-            UsageError: if the folder holds something else, or JSON cannot hold `settings`.
-            FolderInUseError: if another process makes a run of it.
-            OSError: if the folder cannot be made.
+            UsageError: if the folder holds something else, or `settings` are not JSON values.
+            FolderInUseError: if another process holds it.
+            OSError: if the folder cannot be created.
         """
         text = _settings_text(settings or {}, datetime.now())
         run = cls(path)
@@ -141,14 +137,14 @@ class RunFolder:
         strange = sorted({x.name for x in run.path.iterdir()} - _OWN)
         if strange:
             raise UsageError(
-                f"{str(path)!r} is no run folder, but holds {strange[:3]}. Give a run folder, or "
-                "one that is empty or not there yet."
+                f"{str(path)!r} is not a run folder, but holds {strange[:3]}. Give a run folder, "
+                "or one that is empty or does not exist yet."
             )
         run._begin(text)
         return run
 
     def _begin(self, run_json: bytes) -> None:
-        """Holds the folder and makes what is in it; what makes it a run comes last."""
+        """Holds the folder and creates its content; `run.json` comes last."""
         self._lock = FolderLock(self.path)
         for folder in (self.events, self.checkpoints, self.export):
             folder.mkdir(exist_ok=True)
@@ -156,10 +152,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> RunFolder:
-        """Opens an existing run, to look at it or to `hold` it; changes nothing.
+        """Opens an existing run, to read it or to `hold` it; changes nothing.
 
         Raises:
-            CheckpointError: if `path` is no run folder, or of a version that is not known here.
+            CheckpointError: if `path` is not a run folder, or has an unknown version.
         """
         run = cls(path)
         content = run._content()
@@ -171,13 +167,13 @@ class RunFolder:
         created, settings = content.get("created"), content.get("settings")
         if not _is_date(created) or not isinstance(settings, dict):
             raise CheckpointError(
-                f"{str(run.run_json)!r} is damaged: it does not say when the run was made, or "
-                "what was asked for. Restore the file or start a new run."
+                f"{str(run.run_json)!r} is damaged: its creation time or settings are missing. "
+                "Restore the file or start a new run."
             )
         return run
 
     def _locked(self) -> FolderLock:
-        """Returns the lock; waits a moment for a process that was killed and is being torn down."""
+        """Acquires the lock; waits briefly for a killed process that is being torn down."""
         until = time.monotonic() + _TEARDOWN
         while True:
             try:
@@ -188,13 +184,13 @@ class RunFolder:
                 time.sleep(0.05)
 
     def hold(self) -> RunFolder:
-        """Keeps all others from writing to the run, and removes what killed writers left half done.
+        """Acquires exclusive write access to the run, and removes partial files of killed writers.
 
         Returns:
             This run, for a `with` statement.
 
         Raises:
-            FolderInUseError: if another process holds it, or another object of this one.
+            FolderInUseError: if another process or another object in this process holds it.
             OSError: if the folder cannot be written.
         """
         if self._lock is None:
@@ -211,7 +207,7 @@ class RunFolder:
         return self
 
     def release(self) -> None:
-        """Lets others hold the run; may be called again."""
+        """Releases the run for other writers; may be called again."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -223,14 +219,14 @@ class RunFolder:
         self.release()
 
     def keep_latest(self, iteration: int, count: int, *, spared: str | None = None) -> None:
-        """Keeps the newest checkpoint as `iteration-000020` and removes older ones of that kind.
+        """Keeps the newest checkpoint as `iteration-000020` and removes older ones of that form.
 
         Files that checkpoints have in common are links, so they take space once.
 
         Args:
-            iteration: that the newest checkpoint is of.
-            count: how many stay.
-            spared: a checkpoint that stays in any case.
+            iteration: of the newest checkpoint.
+            count: how many to keep.
+            spared: a checkpoint to keep in any case.
         """
         target = self.checkpoints / f"iteration-{iteration:06}"
         staging = self.checkpoints / f".{target.name}"
@@ -244,24 +240,24 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the newest checkpoint is there, whole: its manifest is written last."""
+        """Whether the newest checkpoint is complete: its manifest is written last."""
         return any(self.latest.glob("*.json"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the command was called with, read from `run.json`."""
+        """The settings of the command, read from `run.json`."""
         return dict(self._content()["settings"])
 
     @property
     def created(self) -> datetime:
-        """When the run was made, in local time."""
+        """The creation time of the run, in local time."""
         return datetime.fromisoformat(self._content()["created"])
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Replaces the settings in `run.json`, atomically.
 
         Raises:
-            UsageError: if JSON cannot hold `settings`; the file is then as before.
+            UsageError: if `settings` are not JSON values; the file is unchanged then.
         """
         place_file(self.run_json, _settings_text(settings, self.created))
 
@@ -277,7 +273,7 @@ class RunFolder:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise CheckpointError(
                 f"{str(self.run_json)!r} was not written by a training run of tfpolicies. "
-                "Give the folder that `tfpolicies train` made."
+                "Give the folder that `tfpolicies train` created."
             )
         return content
 
@@ -290,10 +286,7 @@ def _is_date(text: Json) -> bool:
 
 
 def newest_run(parent: str | PathLike[str]) -> RunFolder | None:
-    """Returns the newest run in the folder `parent` that has a checkpoint; None if there is none.
-
-    A run without one never got far enough for anybody to go on with it.
-    """
+    """Returns the newest run in the folder `parent` with a checkpoint, or None."""
     return next((run for run in find_runs(parent) if run.has_checkpoint), None)
 
 
@@ -301,7 +294,7 @@ def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
     """Returns the runs in the folder `parent`, newest first; none if there is no such folder."""
     runs: list[tuple[datetime, Path]] = []
     for run_json in resolve_path(parent).glob("*/run.json"):
-        with contextlib.suppress(CheckpointError):  # somebody else's folder
+        with contextlib.suppress(CheckpointError):  # not a run folder
             run = RunFolder.open(run_json.parent)
             runs.append((run.created, run.path))
     return [RunFolder(path) for _, path in sorted(runs, reverse=True)]
@@ -315,12 +308,12 @@ def _no_run_folder(path: Path) -> str:
     else:
         reason = "it has no run.json"
     inside = [str(run.path) for run in find_runs(path)[:3]]
-    hint = f"Its newest runs are {inside}." if inside else "Give one that `tfpolicies train` made."
-    return f"{str(path)!r} is no run folder: {reason}. {hint}"
+    hint = f"Its newest runs are {inside}." if inside else "Give one of `tfpolicies train`."
+    return f"{str(path)!r} is not a run folder: {reason}. {hint}"
 
 
 def _file_name(name: str) -> str:
-    """Returns `name` as one part of a path.
+    """Converts `name` to a valid path component.
 
     >>> _file_name("ppo-ALE/Pong-v5")
     'ppo-ALE-Pong-v5'
@@ -342,13 +335,13 @@ def _settings_text(settings: Mapping[str, Any], created: datetime) -> bytes:
         return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"`settings` must be what JSON can hold, but {error}. Got {dict(settings)!r}. "
-            "Turn such values into text or leave them out."
+            f"`settings` must be JSON values, but {error}. Got {dict(settings)!r}. "
+            "Convert such values to strings or leave them out."
         ) from error
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Links a file, or copies it where the file system has no links."""
+    """Links a file, or copies it if the file system has no links."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,7 +1,7 @@
 """TensorBoard event files, written without TensorFlow.
 
-The writer of the package tensorboard opens its files through TensorFlow's file system and so
-imports it; here a plain file takes the records of its `RecordWriter`.
+The writer of the tensorboard package opens files through TensorFlow's file system and so imports
+TensorFlow; here its `RecordWriter` writes to a plain file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAGS = {
 
 
 def event_scalars(row: Mapping[str, float]) -> dict[str, float]:
-    """Returns what TensorBoard shows of a progress row: values by tag.
+    """Returns the TensorBoard scalars of a progress row, by tag.
 
     Tags are grouped by their first part: `custom/`, `episodes/`, `evaluation/`,
     `learner/<policy id>/`, `speed/`. Means over no episode (NaN) are left out; a NaN of the
@@ -54,18 +54,18 @@ def event_scalars(row: Mapping[str, float]) -> dict[str, float]:
 
 
 class EventWriter:
-    """Writes scalars to one new event file; each call is with the operating system at return.
+    """Writes scalars to one new event file; each call flushes to the operating system.
 
-    Every session of a run writes a file of its own, named so that readers take them in order. It
-    begins by telling TensorBoard to forget what earlier sessions wrote after the resumed step, so
-    that no curve has doubles. A record cut by a kill ends the reading of its file only.
+    Every start of a run writes a new file, named so that readers take them in order. Its first
+    event makes TensorBoard discard values that earlier files have after the resumed step, so that
+    no curve has duplicates. A record cut off by a kill only ends the reading of its file.
 
     Args:
-        folder: the folder for the event files; made if it does not exist.
-        resume_step: environment steps at the checkpoint the run goes on from; 0 for a new run.
+        folder: the folder for the event files; created if missing.
+        resume_step: environment steps at the checkpoint that the run resumes from; 0 for a new run.
 
     Raises:
-        UsageError: if `resume_step` is no count.
+        UsageError: if `resume_step` is not a count.
     """
 
     def __init__(self, folder: str | PathLike[str], *, resume_step: int = 0) -> None:
@@ -92,7 +92,8 @@ class EventWriter:
             wall_time: seconds since 1970; now if None.
 
         Raises:
-            UsageError: if `step` is no count, a value no single number or the writer is closed.
+            UsageError: if `step` is not a count, a value is not a single number, or the writer is
+                closed.
         """
         _check_count("step", step)
         if self._file.closed:
@@ -106,7 +107,7 @@ class EventWriter:
         self._write(event)
 
     def close(self) -> None:
-        """Closes the file; closing twice is fine."""
+        """Closes the file; may be called again."""
         self._file.close()
 
     def _write(self, event: Event) -> None:
@@ -121,7 +122,7 @@ def _check_count(name: str, value: int) -> None:
 
 
 def _next_event_file(folder: Path) -> BinaryIO:
-    """Makes the next file of the folder; names hold the second, and sort in order of creation."""
+    """Creates the next file of the folder; names contain the time and sort by creation."""
     folder.mkdir(parents=True, exist_ok=True)
     prefix = "events.out.tfevents."
     taken = [path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")]

@@ -1,4 +1,4 @@
-"""Videos of pictures with a line of figures under each, as MP4 or GIF."""
+"""Writes pictures with a line of captions as MP4 or GIF videos."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
 ENDINGS = (".mp4", ".gif")
 
-_SMALL = 320  # pixels of the shorter side, up to which pictures are enlarged
-_GIF_RATE = 30  # pictures a second of a GIF, at most
+_SMALL = 320  # pixels of the shorter side; smaller pictures are enlarged
+_GIF_RATE = 30  # maximum pictures per second of a GIF
 _BAR, _LABEL, _VALUE = "#202124", "#9aa0a6", "#ffffff"
 _FONT_SIZES = (13, 22)
 _WIDTH_PER_FONT_SIZE = 32
-_GAP = 0.45  # between a label and its value, and around both, in sizes of the font
+_GAP = 0.45  # between a label and its value, and around both, in font sizes
 
 
 @contextlib.contextmanager
 def new_video(paths: Sequence[Path], fps: float) -> Iterator[Video]:
-    """Gives a video to show pictures in; its files are there, whole, when all went well.
+    """Opens a video for pictures; its files appear, complete, at the end without an error.
 
     Args:
-        paths: files to write, which end in .mp4 or .gif; missing folders are made.
-        fps: pictures a second.
+        paths: files to write, which end in .mp4 or .gif; missing folders are created.
+        fps: pictures per second.
 
     Raises:
-        UsageError: for another ending, or if `fps` is none.
+        UsageError: for another suffix, or an invalid `fps`.
         MissingPackageError: if PyAV or Pillow is not installed.
         OSError: if a file cannot be written.
     """
     strange = [path.name for path in paths if path.suffix.lower() not in ENDINGS]
     if strange:
-        raise UsageError(f"A video ends in {' or '.join(ENDINGS)}, got {strange[0]!r}.")
+        raise UsageError(f"A video file must end in {' or '.join(ENDINGS)}, got {strange[0]!r}.")
     if not (math.isfinite(fps) and fps > 0):
-        raise UsageError(f"fps must be a number of pictures a second, above 0, got {fps!r}.")
+        raise UsageError(f"fps must be a number of pictures per second, above 0, got {fps!r}.")
     require_video_packages()
     rate = Fraction(fps).limit_denominator(1000)
     with contextlib.ExitStack() as closing:
@@ -61,10 +61,10 @@ def new_video(paths: Sequence[Path], fps: float) -> Iterator[Video]:
 
 
 def require_video_packages() -> None:
-    """Checks that there is what writes videos.
+    """Checks that the packages for writing videos are installed.
 
     Raises:
-        MissingPackageError: if there is not.
+        MissingPackageError: if they are not.
     """
     try:
         import av  # noqa: F401
@@ -77,11 +77,11 @@ def require_video_packages() -> None:
 
 
 class Video:
-    """Pictures on their way into files; none of them is kept.
+    """Writes pictures to video files, without keeping them in memory.
 
     Args:
-        files: take frames.
-        rate: frames a second.
+        files: writers of the frames.
+        rate: frames per second.
     """
 
     def __init__(self, files: Sequence[_Mp4 | _Gif], rate: Fraction) -> None:
@@ -92,14 +92,14 @@ class Video:
     def show(self, picture: np.ndarray, figures: Mapping[str, str]) -> None:
         """Adds a picture.
 
-        Small ones are enlarged by whole numbers, so that their pixels stay sharp.
+        Small ones are enlarged by an integer factor, so that their pixels stay sharp.
 
         Args:
             picture: uint8 `[height, width, 3]`, of the same size as the first one.
-            figures: what is written under it, by label.
+            figures: captions below it, by label.
 
         Raises:
-            UsageError: if it has another size.
+            UsageError: if it has another size than the first one.
         """
         if self._canvas is None:
             self._canvas = _Canvas(picture.shape)
@@ -107,19 +107,19 @@ class Video:
         self.hold(float(1 / self._rate))
 
     def hold(self, seconds: float) -> None:
-        """Goes on showing the last picture."""
+        """Repeats the last picture."""
         for _ in range(round(seconds * self._rate)):
             for file in self._files:
                 file.add(self._last)
 
     def finish(self) -> None:
-        """Writes what is left to write."""
+        """Writes the remaining data."""
         for file in self._files:
             file.finish()
 
 
 class _Canvas:
-    """Where pictures of one size are drawn, with a bar for figures below.
+    """Draws pictures of one size, with a bar of captions below.
 
     Args:
         shape: of the pictures.
@@ -140,13 +140,13 @@ class _Canvas:
         self._middle = (height + self.size[1]) / 2
 
     def drawn(self, picture: np.ndarray, figures: Mapping[str, str]) -> np.ndarray:
-        """Returns a picture with its figures, uint8 `[height, width, 3]`, both even."""
+        """Returns a frame, uint8 `[height, width, 3]`, height and width even."""
         from PIL import Image, ImageDraw
 
         if picture.shape != self.shape:
             raise UsageError(
-                f"The pictures of a video have one size, but after {self.shape} came "
-                f"{picture.shape}. Let the environment render in one size."
+                f"The pictures of a video must have one size, but the first has {self.shape} and a "
+                f"later one {picture.shape}. Let the environment render in one size."
             )
         image = Image.new("RGB", self.size, _BAR)
         large = Image.fromarray(np.ascontiguousarray(picture))
@@ -155,7 +155,7 @@ class _Canvas:
         return np.asarray(image)
 
     def _write(self, draw: ImageDraw.ImageDraw, figures: Mapping[str, str]) -> None:
-        """Writes figures next to each other: the first one left, the last one right."""
+        """Draws captions next to each other: the first one left, the last one right."""
         gap = _GAP * self._font_size
         for i, (label, value) in enumerate(figures.items()):
             width = self._font.getlength(label) + gap + self._font.getlength(value)
@@ -171,11 +171,11 @@ def _even(side: int) -> int:
 
 
 class _Mp4:
-    """A file of video that all browsers play, written frame by frame.
+    """Writes an H.264 MP4 file, which all browsers play, frame by frame.
 
     Args:
         path: the file.
-        rate: frames a second.
+        rate: frames per second.
     """
 
     def __init__(self, path: Path, rate: Fraction) -> None:
@@ -197,21 +197,20 @@ class _Mp4:
         self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
-        """Writes what is left to write."""
+        """Writes the remaining data."""
         self._container.mux(self._stream.encode(None))
         self.close()
 
     def close(self) -> None:
-        """Closes the file; may be called again."""
         self._container.close()
 
 
 class _Gif:
-    """A GIF that repeats, written frame by frame: of each, what differs from the one before.
+    """Writes a looping GIF frame by frame; each frame stores its difference from the one before.
 
     Args:
         path: the file.
-        rate: frames a second of what is added; of high rates each second or third one, say, stays.
+        rate: frames per second of the input; at high rates some frames are skipped.
     """
 
     def __init__(self, path: Path, rate: Fraction) -> None:
@@ -249,12 +248,11 @@ class _Gif:
         self.close()
 
     def close(self) -> None:
-        """Closes the file; may be called again."""
         self._file.close()
 
 
 def _with_palette(image: Image.Image) -> Image.Image:
-    """Returns an image with at most 256 colours, those that fit it best."""
+    """Reduces an image to an adaptive palette of at most 256 colours."""
     from PIL import Image
 
     return image.convert("P", palette=Image.Palette.ADAPTIVE)
