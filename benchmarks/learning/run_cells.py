@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from benchmarks import RESULTS
-from benchmarks.learning.cells import Runner, Table, key_of
 from benchmarks.learning import tables
+from benchmarks.learning.cells import Runner, Table, key_of
 from benchmarks.learning.tasks import LIBRARIES, TASKS, Cell, Task, cells
 from tools import peers
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import ROOT
-from benchmarks.learning.cells import Table, key_of
 from benchmarks.learning import peer_settings
+from benchmarks.learning.cells import Table, key_of
 from benchmarks.learning.tasks import LIBRARIES, NAMES, TASKS, Cell, Task, source
 
 DOCS = ROOT / "docs"
