@@ -31,7 +31,7 @@ class Member:
     Attributes:
         returns: the mean return of its last 50 episodes, after each round.
         rates: its learning rate in each round.
-        copied: the rounds after which it became a copy of another one.
+        copy_rounds: the rounds after which it became a copy of another one.
     """
 
     def __init__(self, index: int, lr: float) -> None:

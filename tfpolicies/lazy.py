@@ -15,8 +15,8 @@ def lazily(name: str, homes: Mapping[str, str], package: dict[str, Any]) -> Any:
 
     Args:
         name: the name.
-        homes: the module of each name of the package.
-        package: the package's `globals()`.
+        modules: the module of each name of the package.
+        package_globals: the package's `globals()`.
 
     Raises:
         AttributeError: if the package has no such name.

@@ -18,9 +18,9 @@ class Register(dict[str, Any]):
     that loads a checkpoint registers its names itself.
 
     Args:
-        what: description of the objects, for messages.
-        error: raised for an invalid name.
-        known: the initial content.
+        description: description of the objects, for messages.
+        error_class: raised for an invalid name.
+        entries: the initial content.
 
     >>> pets = Register("A pet", ValueError)
     >>> pets.add("rex", "dog")

@@ -12,8 +12,8 @@ class Rule(NamedTuple):
     """Validator of a value, with a description for messages.
 
     Attributes:
-        holds: returns True for a valid value.
-        words: completes "must be ..." in messages.
+        is_valid: returns True for a valid value.
+        description: completes "must be ..." in messages.
         hint: returns an addition to the message about an invalid value, or "".
     """
 
@@ -61,7 +61,7 @@ def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> boo
 
     Args:
         value: anything.
-        is_one: checks one number.
+        is_element: checks one number.
     """
     if not isinstance(value, list | tuple) or not value:
         return False
@@ -72,12 +72,12 @@ def is_schedule(value: object, is_one: Callable[[Any], bool] = is_number) -> boo
 
 
 def is_count(value: object, least: int = 1) -> bool:
-    """Returns True if `value` is an integer of at least `least` (and not a bool)."""
+    """Returns True if `value` is an integer of at least `minimum` (and not a bool)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def count(least: int) -> Rule:
-    """Returns a validator of integers >= `least`."""
+    """Returns a validator of integers >= `minimum`."""
     return Rule(lambda x: is_count(x, least), f"an integer >= {least}")
 
 

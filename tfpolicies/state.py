@@ -63,22 +63,22 @@ class StateLayout:
 
     Args:
         slots: the variables, in the order of the memory within their segment.
-        idle: the keys of variables that nothing reads, so that they are not weights.
+        unused: the keys of variables that nothing reads, so that they are not weights.
         networks: the names of the networks, the one that acts first.
 
     Attributes:
-        acting: the variables that acting reads.
-        acting_pieces: the buffers that hold variables of `acting`.
+        acting_slots: the variables that acting reads.
+        acting_buffers: the buffers that hold variables of `acting`.
         networks: the parts that are networks.
-        followers: the parts that are target networks.
-        followed: the networks of the target networks, in the same order.
-        learners: the parts that are optimizers.
-        updated: the parts that an update changes.
-        pieces: the buffers in which an update returns its new values, by name: one tensor for each
+        targets: the parts that are target networks.
+        networks_with_targets: the networks of the target networks, in the same order.
+        optimizers: the parts that are optimizers.
+        updated_parts: the parts that an update changes.
+        buffers: the buffers in which an update returns its new values, by name: one tensor for each
             large variable, and one for the small variables of a segment. Large ones are not joined:
             depending on the addresses, which differ in each process, XLA's loops for that are up to
             five times slower.
-        sizes: the number of elements of each segment, by name.
+        segment_sizes: the number of elements of each segment, by name.
         num_bytes: the memory of one state; segments begin at multiples of 64 bytes.
     """
 
@@ -184,14 +184,14 @@ class PolicyState:
         rng: draws action noise; call `settle` before reading it, except within `changing`.
         learning_rng: draws the order of minibatches and the noise of learning; the same generator,
             unless sampling may overlap learning.
-        ahead: action noise that was drawn before its use, a `NoiseAhead`; None without such noise.
+        noise_buffer: action noise that was drawn before its use, a `NoiseAhead`; None without such noise.
         global_timestep: the number of rows acted on.
         num_grad_updates: the number of minibatch updates.
         version: increases with every change of the variables, so that copies can be compared.
         lock: hold it to change the variables, or to keep them unchanged. Never hold the locks of
             two states at once.
-        pager: loads the variables when they are not in memory; None if they always are.
-        left: the buffers of the last update, by name, until they are copied into memory.
+        loader: loads the variables when they are not in memory; None if they always are.
+        pending_update: the buffers of the last update, by name, until they are copied into memory.
         frozen_as: the ID under which the policy is frozen; None if it may change.
         last_used: the time of the last use, by `tick()`.
     """
@@ -315,7 +315,7 @@ class PolicyState:
         """Sets the results of an update of some or all variables; `lock` must be held.
 
         Args:
-            left: buffers that are never written again, arrays or tensors. They are copied on
+            buffers: buffers that are never written again, arrays or tensors. They are copied on
                 demand.
         """
         _ = self.left or self.segments  # an update may change only some of the variables
@@ -380,7 +380,7 @@ class PolicyState:
     def follow(self, tau: float, of: Collection[str] | None = None) -> None:
         """Moves target networks towards their networks: t <- tau s + (1 - tau) t.
 
-        Integer variables are copied. `of` limits this to the target networks of some networks.
+        Integer variables are copied. `networks` limits this to the target networks of some networks.
         """
         with self.changing():
             for follower in self.layout.followers:

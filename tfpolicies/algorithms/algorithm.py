@@ -281,7 +281,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
         """Samples whole fragments until there are enough steps.
 
         Args:
-            least: the number of steps, as `count_steps_by` counts them; None for
+            min_steps: the number of steps, as `count_steps_by` counts them; None for
                 `train_batch_size`.
 
         Returns:
@@ -763,7 +763,7 @@ class Algorithm(Extensible, metaclass=ExtensibleType):
             export_dir: the folder; created if missing.
             policy_id: the policy to export.
             onnx: None for a SavedModel, True for ONNX, a number for ONNX of that opset.
-            **form: further arguments of `TFPolicy.export_model`, such as `layout`.
+            **format_options: further arguments of `TFPolicy.export_model`, such as `layout`.
 
         Raises:
             UnknownPolicyError: if the id is unknown.

@@ -87,7 +87,7 @@ class AlgorithmPolicies:
         """Sets the policy mapping function and the trainable policies in all workers.
 
         Args:
-            roles: the mapping function, and the ids or predicate of trained policies (None for
+            mapping_and_trainable: the mapping function, and the ids or predicate of trained policies (None for
                 all).
         """
         predicate = as_predicate(roles.policies_to_train)

@@ -379,7 +379,7 @@ class StoredAlgorithm:
     Attributes:
         checkpoint: of the algorithm.
         source: the origin, for messages.
-        given: functions that replace stored ones, where not None.
+        function_overrides: functions that replace stored ones, where not None.
         overrides: settings that replace stored ones.
     """
 
@@ -400,7 +400,7 @@ class StoredAlgorithm:
         Args:
             folder: its path, as the caller wrote it.
             policy_ids: the policies to read; None for all.
-            *instead: `given` and `overrides`.
+            *overrides: `given` and `overrides`.
 
         Raises:
             CheckpointError: if it is missing, damaged or of another format.
@@ -467,7 +467,7 @@ class StoredAlgorithm:
         """Returns the mapping function and the trained policies.
 
         Args:
-            otherwise: replaces functions that the file cannot hold.
+            defaults: replaces functions that the file cannot hold.
         """
         found = {
             name: getattr(otherwise, name) if isinstance(value, Missing) else value
@@ -503,7 +503,7 @@ class StoredAlgorithm:
         """Builds and restores the algorithm; see `Algorithm.from_checkpoint`.
 
         Args:
-            kind: the required class; subclasses are allowed.
+            algorithm_class: the required class; subclasses are allowed.
             allow_other_spaces: as in `from_checkpoint`.
             allow_non_finite: as in `from_checkpoint`.
             custom_objects: as in `from_checkpoint`.
@@ -532,7 +532,7 @@ class StoredAlgorithm:
         return algorithm
 
     def _class(self, given: type) -> type:
-        """Returns the class of the algorithm: `given` or a subclass of it.
+        """Returns the class of the algorithm: `base_class` or a subclass of it.
 
         Raises:
             CheckpointError: if it is another class, or a custom class and `from_checkpoint` was not
@@ -618,7 +618,7 @@ class StoredAlgorithm:
         changed since.
 
         Args:
-            stored: the policy.
+            stored_policy: the policy.
             config: of the algorithm, complete.
         """
         records = [_dict_in(x.checkpoint.manifest, "config") for x in (stored, self)]

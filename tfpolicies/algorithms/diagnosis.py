@@ -147,9 +147,9 @@ class Check(NamedTuple):
 
     Attributes:
         function: returns a warning if the check fails, None if it passes, or `_MAY_HOLD`.
-        in_a_row: consecutive iterations in which it must fail.
+        num_iterations: consecutive iterations in which it must fail.
         is_symptom: whether failed checks of higher rank explain it.
-        is_wiring: whether it also applies to runs whose returns grow.
+        is_setup_check: whether it also applies to runs whose returns grow.
     """
 
     function: Callable[[Any], str | None]
@@ -169,8 +169,8 @@ class Diagnosis:
         """Checks an iteration, and logs a warning for each newly failed check.
 
         Args:
-            sampled: statistics of the whole run.
-            trained: statistics of the policies that learned.
+            run_stats: statistics of the whole run.
+            policy_stats: statistics of the policies that learned.
         """
         improved = sampled.has_improved()
         steps = sampled.result["num_env_steps_sampled"] // max(1, sampled.num_envs)

@@ -246,10 +246,10 @@ def _compared(
 
     Args:
         dist_class: interprets the outputs of networks.
-        given: the transitions.
+        transitions: the transitions.
         outputs: of the online network in s, `[B, num_outputs]`.
         next_outputs: of the target network in s'.
-        chooser: outputs in s' that choose the action.
+        selection_outputs: outputs in s' that choose the action.
     """
     actions, rewards, discounts = given
     chosen = q_learning.chosen_values(dist_class.inputs_of(outputs), actions)

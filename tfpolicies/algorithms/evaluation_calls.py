@@ -72,7 +72,7 @@ class EvaluationCalls:
             duration_fn: as in `Algorithm.evaluate`.
             episodes: as in `Algorithm.evaluate`.
             explore: as in `Algorithm.evaluate`.
-            changes: settings of this evaluation; None for the default.
+            setting_changes: settings of this evaluation; None for the default.
         """
         episodes = _check_duration(duration_fn, episodes)
         algorithm = self._algorithm

@@ -43,8 +43,8 @@ class RunningEvaluation(NamedTuple):
     """An evaluation that runs in the background.
 
     Attributes:
-        played: future of the result.
-        training_is_over: set it to end an evaluation of duration "auto".
+        future: future of the result.
+        training_done: set it to end an evaluation of duration "auto".
     """
 
     played: Future[Played]
@@ -59,8 +59,8 @@ class Evaluator:
 
     Args:
         config: of the algorithm.
-        new_workers: creates a `WorkerSet` from a config and a number of workers.
-        leader: the training worker, whose policies are evaluated.
+        make_workers: creates a `WorkerSet` from a config and a number of workers.
+        training_worker: the training worker, whose policies are evaluated.
 
     Attributes:
         workers: the evaluation workers; None before `prepare`.
@@ -180,7 +180,7 @@ class Evaluator:
         """Sets mapping function and trained policies, if there are workers.
 
         Args:
-            roles: of the training workers; a mapping function of `evaluation_config` is kept.
+            mapping_and_trainable: of the training workers; a mapping function of `evaluation_config` is kept.
         """
         if self.workers is not None:
             here, (mapping_fn, to_train) = self.workers.local_worker(), roles

@@ -170,7 +170,7 @@ def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
     Args:
         name: of the setting.
         config: complete.
-        owner: the policy class, for messages.
+        class_name: the policy class, for messages.
 
     Raises:
         ConfigError: if the model is recurrent, or has no final linear layer.
@@ -188,8 +188,8 @@ def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> N
 
     Args:
         action_space: of the policy.
-        owner: the policy class, for messages.
-        besides: other supported spaces, for messages.
+        class_name: the policy class, for messages.
+        other_spaces: other supported spaces, for messages.
 
     Raises:
         UnsupportedSpaceError: for another space.
@@ -209,8 +209,8 @@ def require_bounds(action_space: gym.Space, owner: str, way_out: str = "") -> No
 
     Args:
         action_space: of the policy, a vector of floats.
-        owner: the policy class, for messages.
-        way_out: an alternative to bounds, for the message.
+        class_name: the policy class, for messages.
+        alternative: an alternative to bounds, for the message.
 
     Raises:
         UnsupportedSpaceError: if a bound is not finite; it names the dimension.

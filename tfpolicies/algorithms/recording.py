@@ -162,7 +162,7 @@ def play(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
     """Returns episodes played by the policies of an algorithm, without rendering.
 
     Args:
-        scene: has an algorithm as player.
+        setup: has an algorithm as player.
         episodes: how many.
         seed: of the first environment; the next one has `seed + 1`.
 
@@ -182,7 +182,7 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
     Global random generators that environments share are not changed.
 
     Args:
-        scene: player and environment.
+        setup: player and environment.
         modes: render modes, the preferred one first.
         camera: records the episodes.
 

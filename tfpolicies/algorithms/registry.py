@@ -32,7 +32,7 @@ def register_algorithm(name: str, module: str, *, also: tuple[str, ...] = ()) ->
         name: of the algorithm, and of its class in the module.
         module: defines it, its config `<name>Config` and its policies `<name>TF1Policy` and
             `<name>TF2Policy`.
-        also: further public names of the module.
+        extra_names: further public names of the module.
 
     Raises:
         ConfigError: if the name is registered for another module.

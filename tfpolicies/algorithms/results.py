@@ -38,7 +38,7 @@ class Results:
         episodes: the newest `metrics_num_episodes_for_smoothing`.
         first_returns: of the first 20 episodes of the run; None if a checkpoint did not have them.
         seconds: time spent in the current iteration, by activity.
-        ends_at: total environment steps at which an iteration ends in any case.
+        max_env_steps: total environment steps at which an iteration ends in any case.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
@@ -61,7 +61,7 @@ class Results:
         self.seconds.clear()
 
     def spent(self, name: str, began: float) -> None:
-        """Adds the time since `began` to an activity of the iteration."""
+        """Adds the time since `started_at` to an activity of the iteration."""
         self.seconds[name] += time.perf_counter() - began
 
     @property

@@ -75,7 +75,7 @@ class RunRecords:
     Args:
         run: the folder, held by this process.
         algorithm: the trained algorithm, in the state of the run's newest checkpoint or later.
-        goals: of the training.
+        options: of the training.
     """
 
     def __init__(self, run: RunFolder, algorithm: HostAlgorithm, goals: Goals) -> None:

@@ -282,7 +282,7 @@ class AllActions:
 
     Attributes:
         logp: of all actions, `[B, n]`.
-        least_values: the smallest of the critics' values of each, `[B, n]`.
+        min_values: the smallest of the critics' values of each, `[B, n]`.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class Temperature(keras.layers.Layer):
     """The logarithm of alpha, one variable; `call()` returns it.
 
     Args:
-        start: its initial value.
+        initial_value: its initial value.
     """
 
     def __init__(self, start: float) -> None:

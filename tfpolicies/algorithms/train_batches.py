@@ -37,12 +37,12 @@ class TrainBatches:
 
     Args:
         workers: the training workers.
-        results: the counters and timers of the run.
+        metrics: the counters and timers of the run.
         check: applied to trained policies.
 
     Attributes:
-        env_share: environment steps per training row of the last train batch.
-        row_sizes: magnitudes of observations and rewards.
+        env_steps_per_row: environment steps per training row of the last train batch.
+        row_magnitudes: magnitudes of observations and rewards.
     """
 
     def __init__(self, workers: WorkerSet, results: Results, check: TrainableCheck) -> None:
@@ -53,10 +53,10 @@ class TrainBatches:
         self.row_sizes = RowSizes()
 
     def sample(self, least: int, *, while_learning: bool) -> dict[str, SampleBatch]:
-        """Returns the rows of at least `least` steps, by the id of the policy that learns.
+        """Returns the rows of at least `min_steps` steps, by the id of the policy that learns.
 
         Args:
-            least: steps, as `count_steps_by` counts them.
+            min_steps: steps, as `count_steps_by` counts them.
             while_learning: whether remote workers continue sampling in the background.
         """
         started = time.perf_counter()

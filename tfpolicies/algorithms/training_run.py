@@ -31,10 +31,10 @@ class TrainingRun:
 
     Args:
         algorithm: the algorithm to train; the caller closes it.
-        goals: stop criteria and saving options.
-        records: writes the run folder; the caller closes it.
+        options: stop criteria and saving options.
+        run_logger: writes the run folder; the caller closes it.
         console: shows progress; None for no output.
-        followers: called with the algorithm and the result after each iteration; training ends if
+        callbacks: called with the algorithm and the result after each iteration; training ends if
             one of them returns False.
 
     Attributes:
@@ -69,8 +69,8 @@ class TrainingRun:
         """Trains until the target or the last step, and writes a checkpoint at the end.
 
         Args:
-            rescue: saves the state when a signal ends the process; see `Signals.held_back`.
-            at_least_steps: environment steps to train before the target is checked.
+            emergency_save: saves the state when a signal ends the process; see `Signals.held_back`.
+            min_new_steps: environment steps to train before the target is checked.
 
         Returns:
             `TARGET`, `STEPS` or `CALLBACK`.
@@ -79,7 +79,7 @@ class TrainingRun:
             KeyboardInterrupt: if a signal ended it, as a `SignalEnd` within `Signals`; the running
                 iteration has ended if it could.
             BaseException: any error of, for example, the environment. The caller must then call
-                `rescue` of the records.
+                `emergency_save` of the records.
         """
         results = self.algorithm._results
         results.ends_at = self.goals.steps

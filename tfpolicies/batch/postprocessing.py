@@ -200,7 +200,7 @@ def returns_so_far(
     Args:
         rewards: float32 [N, T].
         ends: bool [N, T], True at the last step of each trajectory piece.
-        before: float64 [N, T], read at the first step of each piece: R of the step before it, 0
+        initial: float64 [N, T], read at the first step of each piece: R of the step before it, 0
             at the start of an episode.
         gamma: the discount per step, in [0, 1].
 

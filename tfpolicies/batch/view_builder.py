@@ -26,7 +26,7 @@ class Past:
     """The last rows of P trajectories before the current ones.
 
     Attributes:
-        known: int64 `[P]`: the number of rows of the running episode, at most H.
+        num_rows: int64 `[P]`: the number of rows of the running episode, at most H.
         leaves: by collected column, its leaves `[P, H, ...]`, the newest row last.
     """
 
@@ -44,7 +44,7 @@ class Trajectories:
 
     Args:
         ends: bool `[R]`: the last row of each.
-        past: the rows before them; None without any.
+        history: the rows before them; None without any.
 
     Attributes:
         firsts: int64 `[P]`: the first row of each.
@@ -105,14 +105,14 @@ class Trajectories:
         at: np.ndarray,
         looks_back: bool = True,
     ) -> Iterator[np.ndarray]:
-        """Yields the leaves of a column at rows `at` `[K, S]` of trajectories, `[K, S, ...]` each.
+        """Yields the leaves of a column at rows `row_indices` `[K, S]` of trajectories, `[K, S, ...]` each.
 
         Args:
             columns: `[R, ...]` each.
             source: the name of the column.
-            number: int64 `[K]`: the trajectories.
-            at: row numbers; those outside of a trajectory are before or after it.
-            looks_back: whether rows before the trajectory are used.
+            trajectories: int64 `[K]`: the trajectories.
+            row_indices: row numbers; those outside of a trajectory are before or after it.
+            uses_history: whether rows before the trajectory are used.
         """
         reached = columns.get(_REACHED.get(source, ""))
         after = iter(()) if reached is None else iterate_leaves(reached)

@@ -23,7 +23,7 @@ def status_of(error: BaseException, *, begun: bool) -> int:
 
     Args:
         error: the exception.
-        begun: whether the command had started its work, so that it is not a usage error.
+        work_started: whether the command had started its work, so that it is not a usage error.
 
     >>> status_of(TfPoliciesError(), begun=False), status_of(TfPoliciesError(), begun=True)
     (2, 3)

@@ -153,7 +153,7 @@ def _pins_by_model(options: Sequence[str], models: Sequence[str]) -> dict[str, s
 
 
 def _export_of(path: Path, own: Path, say: Callable[[str], object] = print) -> Path:
-    """Returns the folder of an export or of its versions; a run is exported into `own`.
+    """Returns the folder of an export or of its versions; a run is exported into `temp_folder`.
 
     Raises:
         ExportError: if the path is neither an export nor a run.

@@ -421,7 +421,7 @@ def require_one_value_each(given: Mapping[str, Any]) -> None:
     """Checks that no setting is given both by its option and by `--set`.
 
     Args:
-        given: the arguments of the command, by name.
+        arguments: the arguments of the command, by name.
 
     Raises:
         UsageError: naming the setting and both options.

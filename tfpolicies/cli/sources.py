@@ -184,7 +184,7 @@ def export_policy(
         policy: the policy.
         folder: the destination.
         console: shows a status for each format.
-        forms: the values of those options of `tfpolicies export` that choose formats, by name.
+        formats: the values of those options of `tfpolicies export` that choose formats, by name.
     """
     onnx, layout, litert = (forms.get(name) for name in ("onnx", "layout", "litert"))
     results: dict[str, ExportResult] = {}

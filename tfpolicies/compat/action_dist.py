@@ -155,7 +155,7 @@ class PortedBatch:
     Other attributes are looked up in an object of the class.
 
     Args:
-        owner: the distribution.
+        distribution: the distribution.
         inputs: `[B, num_inputs]` float32.
         model: the model that computed them.
     """

@@ -128,7 +128,7 @@ class TFModelAdapter(keras.Model):
         state_shapes: the shapes of the recurrent state.
         view_requirements: those of the inner model.
         views: its inputs besides the observation and the recurrent state.
-        is_cut: whether sequences are trimmed to the longest length in the batch before the model
+        trims_padding: whether sequences are trimmed to the longest length in the batch before the model
             reads them, because its mask is that long.
     """
 

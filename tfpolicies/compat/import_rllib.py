@@ -37,7 +37,7 @@ class Imported(NamedTuple):
 
     Attributes:
         policy: has the checkpoint's weights.
-        left: the parts of its config and state that were not imported.
+        not_imported: the parts of its config and state that were not imported.
     """
 
     policy: Any

@@ -398,7 +398,7 @@ class MultiAgentReplayBuffer(ReplayBuffer):
         Args:
             num_items: the number of items.
             policy_id: a policy; None for all policies, as it must be in "lockstep".
-            **given: further arguments of the policy's buffer.
+            **kwargs: further arguments of the policy's buffer.
 
         Raises:
             UnknownPolicyError: if no rows of this policy were added.
@@ -526,7 +526,7 @@ class _Buffers(dict[Any, Any]):
 def _sequences(
     batch: SampleBatch, longest: int | None = None, *, zero_memory: bool = False
 ) -> list[SampleBatch]:
-    """Returns the sequences of a batch, cut to at most `longest` rows."""
+    """Returns the sequences of a batch, cut to at most `max_length` rows."""
     if SEQ_LENS not in batch or batch.layout.is_rectangular:
         raise BatchError(
             f"storage_unit='sequences' needs sequences that are not padded, by {SEQ_LENS!r}, but "

@@ -48,7 +48,7 @@ class Network(NamedTuple):
     Attributes:
         settings: the `model` config that builds it in this package.
         order: the names of its layers in the order of an eager policy's weights.
-        ours: the name of each layer in this package; other layers are not imported.
+        layer_names: the name of each layer in this package; other layers are not imported.
         scaled: the layers that read an image of 0 to 255 in RLlib, and of 0 to 1 in this package.
         noisy: the noisy layers.
         is_named: whether the names in a graph policy identify the layers.
@@ -82,8 +82,8 @@ def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
 
     Args:
         model: the whole `model` config of a checkpoint.
-        seen: the space of the model's inputs, with the `original_space` that it was made from.
-        acted: the space of actions.
+        model_space: the space of the model's inputs, with the `original_space` that it was made from.
+        action_space: the space of actions.
 
     Raises:
         CheckpointError: if it cannot be built in this package; the message names the reason.
@@ -229,8 +229,8 @@ def q_network_of(
     Args:
         heads: the heads after its encoder.
         model: its whole `model` config.
-        seen: as in `network_of`.
-        acted: as in `network_of`.
+        model_space: as in `network_of`.
+        action_space: as in `network_of`.
 
     Raises:
         CheckpointError: if it cannot be built in this package; the message names the reason.
@@ -261,8 +261,8 @@ def only_acting(
 
     Args:
         model: as in `network_of`.
-        seen: as in `network_of`.
-        acted: as in `network_of`.
+        model_space: as in `network_of`.
+        action_space: as in `network_of`.
         output: the name of its last layer in this package.
 
     Raises:
@@ -311,7 +311,7 @@ def _features_of_images(model: Mapping[str, Any], plain: Network, width: int) ->
 
     Args:
         model: the whole `model` config.
-        plain: the network with an output layer after the convolutions.
+        base_network: the network with an output layer after the convolutions.
         width: the number of features of the last convolution instead.
     """
     filters = [*plain.settings["conv_filters"]]

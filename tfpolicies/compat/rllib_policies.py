@@ -44,8 +44,8 @@ def networks_of(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> 
 
     Args:
         settings: the checkpoint's settings of the policy.
-        seen: the space of its models' inputs, with the `original_space` that it was made from.
-        acted: the space of actions.
+        model_space: the space of its models' inputs, with the `original_space` that it was made from.
+        action_space: the space of actions.
 
     Raises:
         CheckpointError: if one of them cannot be built in this package; the message names the

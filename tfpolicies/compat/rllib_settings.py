@@ -59,7 +59,7 @@ class Settings(NamedTuple):
         policy_class: the class in this package.
         config: its settings in this package, except those of networks.
         stored: its settings in RLlib.
-        left: the settings that are not imported, with the reasons.
+        not_imported: the settings that are not imported, with the reasons.
     """
 
     algorithm: str

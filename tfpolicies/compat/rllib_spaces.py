@@ -30,7 +30,7 @@ def space_of(record: Any, what: str) -> spaces.Space:
 
     Args:
         record: a result of RLlib's `space_to_dict`, or a pickled space as it was read.
-        what: the name of the space, for messages.
+        space_name: the name of the space, for messages.
 
     Raises:
         CheckpointError: if it is missing or malformed.

@@ -222,8 +222,8 @@ class _Range:
     Log-probabilities and entropies are computed before scaling, as in RLlib.
 
     Args:
-        first: the lower end of the range.
-        last: its upper end.
+        range_low: the lower end of the range.
+        range_high: its upper end.
         low: a number or an array.
         high: a number or an array.
 

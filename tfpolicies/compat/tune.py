@@ -31,7 +31,7 @@ def Tuner(
     Args:
         trainable: an algorithm's class or name; other trainables are passed on unchanged.
         param_space: a config, or a dict of settings, which may be nested as in `config.to_dict()`.
-        **rest: further arguments of Ray Tune.
+        **kwargs: further arguments of Ray Tune.
 
     Raises:
         ConfigError: if Ray Tune is not installed, for a name that no algorithm has, or for a

@@ -80,9 +80,9 @@ class Constant(NamedTuple):
     Attributes:
         method: the fluent method that accepts it.
         value: its value.
-        why: the reason why it is fixed, and the alternative.
-        harmless: other accepted values without effect.
-        said: logged for these, if their lack of effect is not obvious.
+        reason: the reason why it is fixed, and the alternative.
+        ignored_values: other accepted values without effect.
+        warning: logged for these, if their lack of effect is not obvious.
     """
 
     method: str

@@ -114,7 +114,7 @@ def answering(
     """Decorates a method so that its errors for unknown keywords contain hints.
 
     Args:
-        answer: returns the equivalent for an object and a keyword; "" if there is none.
+        get_hint: returns the equivalent for an object and a keyword; "" if there is none.
         advice: the end of the message; `{0}` is the class of the object.
     """
 

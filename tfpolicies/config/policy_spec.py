@@ -96,11 +96,11 @@ class PolicySpec:
 
         Args:
             spec: the return value of `serialize`.
-            known: import path -> object, for classes and functions of other packages. No other
+            objects: import path -> object, for classes and functions of other packages. No other
                 names are imported, except allowed ones of this package.
 
         Raises:
-            CheckpointError: if the spec lacks a field, or names something not in `known`.
+            CheckpointError: if the spec lacks a field, or names something not in `objects`.
         """
         lacking = [name for name in _FIELDS if name not in spec]
         if lacking:

@@ -140,7 +140,7 @@ def handed_out(value: Setting | PolicySpec, write: Write) -> Any:
 
 
 def merged(present: Mapping[str, Any], changes: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
-    """Merges `changes` into a copy of `present`.
+    """Merges `changes` into a copy of `current`.
 
     >>> merged({"a": {"x": 1}}, {"a": {"y": 2}}, deep=True)
     {'a': {'x': 1, 'y': 2}}

@@ -15,7 +15,7 @@ def require_values(searched: Mapping[str, Any]) -> None:
     """Raises a `ConfigError` that refers to Ray Tune if settings have search spaces.
 
     Args:
-        searched: settings with search spaces, by name.
+        search_spaces: settings with search spaces, by name.
 
     >>> require_values({})
     >>> require_values({"lr": {"grid_search": [0.1, 0.2]}})

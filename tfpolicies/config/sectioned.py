@@ -38,8 +38,8 @@ class _Layout(NamedTuple):
 
     Attributes:
         sections: sections with default values, by name.
-        homes: the section of each setting.
-        names: the setting for each accepted name, including its own.
+        section_by_setting: the section of each setting.
+        canonical_names: the setting for each accepted name, including its own.
         groups: those of `GROUPS` whose settings exist.
         dict_names: the unique name of each setting in `to_dict()`.
         readable: all names that can be read.
@@ -59,7 +59,7 @@ class SectionedConfig:
     """Settings in frozen sections; subclasses define the sections and the methods that change them.
 
     Args:
-        kinds: the classes of the sections, by the name of the method that changes it.
+        section_classes: the classes of the sections, by the name of the method that changes it.
     """
 
     algo_class: type | None = None  # the algorithm that is configured
@@ -89,9 +89,9 @@ class SectionedConfig:
         """Changes settings, all of them or none.
 
         Args:
-            called: the method, for messages.
+            method_name: the method, for messages.
             settings: the new values.
-            homes: the allowed sections; by default the one with the method's name.
+            section_names: the allowed sections; by default the one with the method's name.
         """
         homes = homes or (called,)
         guests = GUESTS.get(called, ())

@@ -40,7 +40,7 @@ def setting(
         default: its value if not given; a dict or list is copied.
         rule: validates values; by default any value is valid.
         merge: how a given dict is merged into the current one; it replaces it by default.
-        kept: converts a given value to its stored form.
+        normalize: converts a given value to its stored form.
     """
     every = {"rule": rule, "merge": merge, "kept": kept}
     told = {name: value for name, value in every.items() if value is not None}
@@ -110,8 +110,8 @@ def taken(told: Mapping[str, Any], present: Setting, value: Setting) -> Any:
     one. Values in an `env_config` stay unchanged.
 
     Args:
-        told: metadata of the setting, from `get_metadata`.
-        present: the current value.
+        metadata: metadata of the setting, from `get_metadata`.
+        current: the current value.
         value: the given value.
     """
     merge = told.get("merge", Merge.REPLACE)

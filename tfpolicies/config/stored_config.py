@@ -28,7 +28,7 @@ def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -
 
     Args:
         config: of a policy or of an algorithm.
-        built: the model that a factory in it created. Its architecture is stored next to the
+        built_model: the model that a factory in it created. Its architecture is stored next to the
             factory's name, so that loading does not need the factory.
     """
     custom = config.get("model", {}).get("custom_model")

@@ -210,7 +210,7 @@ def decode_settings(
     Args:
         record: JSON values.
         places: where settings may name objects.
-        known: names in the record -> objects that the caller provides for them.
+        objects: names in the record -> objects that the caller provides for them.
 
     Raises:
         CheckpointError: if they are malformed.

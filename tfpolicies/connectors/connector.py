@@ -203,7 +203,7 @@ def restore(name: Json, state: Json, kind: type[Connector] = Connector) -> Conne
     Args:
         name: of a registered class.
         state: its params.
-        kind: required base class, checked before anything is created.
+        base_class: required base class, checked before anything is created.
 
     Raises:
         ConfigError: if the name is unknown, the class has another base class, or the state does not

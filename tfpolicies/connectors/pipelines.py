@@ -297,9 +297,9 @@ def tell_left_out(what: str, agent: _Agent, action: _Action) -> None:
     """Logs once which connectors an object does not include.
 
     Args:
-        what: the object, as the subject of a sentence.
-        agent: before the policy; connectors that keep observations unchanged are ignored.
-        action: after the policy.
+        subject: the object, as the subject of a sentence.
+        agent_pipeline: before the policy; connectors that keep observations unchanged are ignored.
+        action_pipeline: after the policy.
     """
     names = [each.name for each in agent or () if each.changes_observations]  # type: ignore[attr-defined]
     _tell(what, agent, names, "give it observations that have passed through them")

@@ -40,7 +40,7 @@ class HostedWorker:
 
         Args:
             arguments: the pickled arguments of `RolloutWorker`; unpickling may need TensorFlow.
-            names: the result of `pack_names`.
+            registries: the result of `pack_names`.
         """
         from tfpolicies.distributed.messages import describe
         from tfpolicies.distributed.names import take_names

@@ -36,7 +36,7 @@ class Description(NamedTuple):
         spaces: observation and action space of each policy, and of the environment (`"__env__"`),
             before connectors.
         num_envs: the number of environments.
-        several_agents: whether each of them has several agents.
+        is_multi_agent: whether each of them has several agents.
     """
 
     spaces: Spaces
@@ -160,7 +160,7 @@ class News(NamedTuple):
     Attributes:
         weights: of policies by id.
         partial: the policies whose weights contain only those for inference.
-        hyper: their hyperparameters, float32 `[H]`.
+        hyperparameters: their hyperparameters, float32 `[H]`.
         timesteps: their global time steps.
         filters: their filters, if these are to be copied.
         global_vars: the counters of the run, or None.
@@ -182,7 +182,7 @@ def news_of(
     with_filters: bool = False,
     to_sample: bool = False,
 ) -> News:
-    """Returns the update for some policies; with `to_sample`, inference weights where possible."""
+    """Returns the update for some policies; with `inference_only`, inference weights where possible."""
     policies = {pid: worker.policy_map.handle(pid) for pid in policy_ids}
     states = {pid: policy.driver.state for pid, policy in policies.items()}
     given = {
@@ -226,7 +226,7 @@ def add_policy(worker: RolloutWorker, addition: PolicyAddition, roles: MappingAn
     Args:
         worker: the worker that gets it. If it has the policy, the policy gets the state.
         addition: has the state, from `acting_state`.
-        roles: the mapping and the trained policies.
+        mapping_and_trainable: the mapping and the trained policies.
     """
     worker.policies.apply(addition)
     worker.policies.assign(roles)
@@ -247,7 +247,7 @@ class Alignment(NamedTuple):
 
     Attributes:
         states: of all policies by id, from `acting_state`.
-        roles: the mapping and the trained policies.
+        mapping_and_trainable: the mapping and the trained policies.
         global_vars: the counters of the run.
         explore: whether policies explore, by id.
     """
@@ -274,8 +274,8 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
 
     Args:
         worker: the worker to change.
-        alignment: the result of `alignment_of`.
-        episodes: a number from which the seeds of new episodes are derived; None keeps the running
+        snapshot: the result of `alignment_of`.
+        episode_seed: a number from which the seeds of new episodes are derived; None keeps the running
             episodes.
     """
     for policy_id in set(worker.policy_map) - set(alignment.states):

@@ -41,11 +41,11 @@ class _Remote:
         actor: the Ray actor; None while there is none.
         building: the reference of `build`, until the worker is created.
         healthy: whether it is called.
-        since: the time at which it was started, or failed.
+        state_since: the time at which it was started, or failed.
         restarts: the number of restarts.
-        warned: whether its slow start was reported.
+        has_warned: whether its slow start was reported.
         probe: the reference and the start time of a health probe.
-        notices: references of calls without a consumer.
+        unawaited_calls: references of calls without a consumer.
         samples: references of requested samples.
         requests: references of calls for `take_answers`.
     """
@@ -85,10 +85,10 @@ class RayWorkers:
 
     Args:
         count: N.
-        arguments: `f(index, recreated)`, returns the keyword arguments of a `RolloutWorker`;
+        make_arguments: `f(index, recreated)`, returns the keyword arguments of a `RolloutWorker`;
             `recreated` is True if it replaces one that died.
         config: has the workers' resources and the settings of fault tolerance.
-        alignment: returns the snapshot that a restarted worker gets before it samples.
+        make_snapshot: returns the snapshot that a restarted worker gets before it samples.
 
     Attributes:
         num_restarts: the number of restarts of all workers.

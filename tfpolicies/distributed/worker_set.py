@@ -476,7 +476,7 @@ class WorkerSet(Extensible):
         Policies that did not change since the last call are skipped.
 
         Args:
-            leader: the source; policies that only it has are ignored.
+            source: the source; policies that only it has are ignored.
         """
         local, changed = self._local, []
         for policy_id in leader.policy_map:
@@ -551,7 +551,7 @@ class _RemotePolicies:
 
     Args:
         remotes: the workers.
-        local: the policies of the local worker.
+        local_policies: the policies of the local worker.
     """
 
     def __init__(self, remotes: RayWorkers, local: WorkerPolicies) -> None:

@@ -80,7 +80,7 @@ class ModeFinder:
         Args:
             rewards: of a step, `[N]`.
             ends: whether it ended an episode, bool `[N]`.
-            ended: whether the step before did; None if it ended none.
+            previously_ended: whether the step before did; None if it ended none.
             infos: of the step.
 
         Raises:

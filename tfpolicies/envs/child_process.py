@@ -59,7 +59,7 @@ class ProcessLostError(Exception):
     """A process has ended, or was ended because it hung.
 
     Args:
-        how: the signal or the exit status of the process; or why it was ended.
+        reason: the signal or the exit status of the process; or why it was ended.
         trace: its traceback; "" if there is none.
 
     Attributes:
@@ -220,7 +220,7 @@ def iterate_ready(
     Args:
         processes: processes to which a request was sent.
         seconds: interval between two checks of silent processes.
-        look: called with each silent process; it may end it.
+        on_silent: called with each silent process; it may end it.
     """
     poll, waiting = select.poll(), {}
     for process in processes:

@@ -85,10 +85,10 @@ class Rest(NamedTuple):
 
     Attributes:
         infos: one dict per environment, pickled.
-        dead: bool `[K]`; None: all K were transitions.
-        final: indices and last observations; None: no episode ended.
-        broken: errors by index.
-        remade: indices of the environments that were re-created.
+        reset_only: bool `[K]`; None: all K were transitions.
+        final_obs: indices and last observations; None: no episode ended.
+        failed: errors by index.
+        recreated: indices of the environments that were re-created.
     """
 
     infos: bytes
@@ -247,10 +247,10 @@ class EnvProcess:
         """Maps the shared memory, and sets how failures of environments are handled.
 
         Args:
-            again: whether environments are re-created after a failure.
+            recreates: whether environments are re-created after a failure.
             worker_index: for messages.
-            seconds: time limit of a call; None: unlimited.
-            limit: see `Repairs`.
+            timeout: time limit of a call; None: unlimited.
+            max_restarts: see `Repairs`.
         """
         envs = self._envs
         self._arrays = SharedArrays(

@@ -72,7 +72,7 @@ class EnvContext(dict[str, Any]):
 
         Args:
             env_config: its settings, which are copied; None: those of this context.
-            **places: attributes that differ, such as `vector_index=1`; None: as in this context.
+            **overrides: attributes that differ, such as `vector_index=1`; None: as in this context.
 
         Raises:
             EnvError: if there is no such attribute.
@@ -134,7 +134,7 @@ def make_any_environments(
         on_created: called with each environment, its context and its index; see `announce`.
         checked: whether Gymnasium's checker watches environments made by name.
         may_be_none: whether a creator may return None, for no environment.
-        each_alone: whether environments of a registered name are stepped one by one, even if the
+        sequential: whether environments of a registered name are stepped one by one, even if the
             name has a vector implementation.
 
     Returns:

@@ -20,7 +20,7 @@ class MultiAgentEnvironments(EnvCopies):
 
     Attributes:
         num_envs: N.
-        maker: re-creates the copy of an index; None if that is not possible.
+        env_factory: re-creates the copy of an index; None if that is not possible.
     """
 
     maker: Callable[[int], MultiAgentEnv] | None = None

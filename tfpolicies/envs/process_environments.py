@@ -200,7 +200,7 @@ class ProcessEnvironments(Environments):
     Args:
         assignment: the request that makes a process make its environments.
         processes: processes that have made their environments.
-        made: their answers.
+        results: their answers.
         memory: the file of the shared memory, which this object closes.
         num_envs: N.
         worker_index: of the worker, for messages.
@@ -332,7 +332,7 @@ class ProcessEnvironments(Environments):
     def _receive(self, process: ChildProcess, method: str, broken: dict[int, Exception]) -> Any:
         """Returns a process's answer; None if it was lost and replaced.
 
-        The environments of a lost process are added to `broken`.
+        The environments of a lost process are added to `failed`.
         """
         try:
             return process.receive()
@@ -400,7 +400,7 @@ class ProcessEnvironments(Environments):
     def _put_together(self, rests: Mapping[int, Rest], broken: dict[int, Exception]) -> Step:
         """Assembles a step from shared memory and the processes' answers.
 
-        A process without results outside of shared memory is not in `rests`; `broken` has the
+        A process without results outside of shared memory is not in `extras_by_process`; `failed` has the
         environments of lost processes.
         """
         arrays, repairs = self._arrays, self.repairs

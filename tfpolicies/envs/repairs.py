@@ -58,7 +58,7 @@ class Watchdog:
     replaced.
 
     Args:
-        limit: seconds that a call may take.
+        timeout: seconds that a call may take.
     """
 
     def __init__(self, limit: float) -> None:
@@ -122,10 +122,10 @@ class Repairs:
         make: re-creates the environment of an index; None: a failure is an error.
         worker_index: of the worker that the environments belong to, for messages.
         watchdog: monitors the duration of calls; None: unlimited.
-        limit: failures without a finished episode that an environment may have; None: any number.
-        on_made: called with each re-created environment, and its index.
+        max_restarts: failures without a finished episode that an environment may have; None: any number.
+        on_recreated: called with each re-created environment, and its index.
         first_index: index of the first environment, for messages.
-        breaks: number of failures in all environments.
+        failures: number of failures in all environments.
     """
 
     make: Callable[[int], Any] | None = None
@@ -244,7 +244,7 @@ class Repairs:
 
         Args:
             index: of the environment.
-            old: is closed first.
+            env: is closed first.
             start: resets the new one, and checks the result.
 
         Raises:
@@ -289,7 +289,7 @@ class EnvCopies:
 
     Attributes:
         envs: the copies.
-        repairs: handles failures of the copies.
+        supervisor: handles failures of the copies.
     """
 
     envs: list[Any]
@@ -454,7 +454,7 @@ def explain_seed(reset: Callable[..., Any], what: str) -> None:
 
     Args:
         reset: the method.
-        what: how messages call it.
+        subject: how messages call it.
 
     Raises:
         EnvError: if it takes no `seed`.

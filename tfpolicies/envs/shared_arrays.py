@@ -94,9 +94,9 @@ class SharedArrays:
         rewards: float32 `[N]`.
         terminateds: bool `[N]`.
         truncateds: bool `[N]`.
-        since: float64 `[P]`: start of the latest call of an environment, by `time.monotonic`.
-        index: int64 `[P]`: the environment of that call; -1 before the first call of a request.
-        is_step: bool `[P]`: whether that call is of `step`, and not of `reset`.
+        call_start: float64 `[P]`: start of the latest call of an environment, by `time.monotonic`.
+        call_env_index: int64 `[P]`: the environment of that call; -1 before the first call of a request.
+        call_is_step: bool `[P]`: whether that call is of `step`, and not of `reset`.
 
     Raises:
         EnvError: if a leaf of the spaces is not an array of fixed shape.

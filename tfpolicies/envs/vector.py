@@ -74,9 +74,9 @@ class Environments(abc.ABC):
         num_envs: N.
         observation_space: of one environment.
         action_space: of one environment.
-        maker: re-creates the environment of an index (index 0 of a vector environment re-creates
+        env_factory: re-creates the environment of an index (index 0 of a vector environment re-creates
             all of them); None if that is not possible.
-        connecting: nanoseconds that connectors took in all steps: for actions, for observations.
+        connector_ns: nanoseconds that connectors took in all steps: for actions, for observations.
     """
 
     num_envs: int
@@ -532,7 +532,7 @@ def all_anew(num_envs: int, error: Exception, first: Structure) -> Step:
     Args:
         num_envs: number of environments.
         error: the exception that one of them raised.
-        first: the first observations of the new ones, batched.
+        first_obs: the first observations of the new ones, batched.
     """
     never, broken = np.zeros(num_envs, bool), dict.fromkeys(range(num_envs), error)
     rewards = np.zeros(num_envs, np.float32)

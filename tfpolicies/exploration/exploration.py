@@ -168,7 +168,7 @@ def checked_array(
     Args:
         exploration: the strategy.
         method: its method, for messages.
-        found: the result.
+        result: the result.
         shape: the required shape; the dtype is float32.
 
     Raises:

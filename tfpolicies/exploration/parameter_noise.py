@@ -45,7 +45,7 @@ class ParameterNoise(Exploration):
     weights: a restored policy draws new noise.
 
     Args:
-        setting: the context that the strategy is created for.
+        context: the context that the strategy is created for.
         initial_stddev: the first sigma.
         random_timesteps: before this time step, actions of the default sub-exploration are random.
         sub_exploration: the config of another strategy: EpsilonGreedy for Discrete and
@@ -55,7 +55,7 @@ class ParameterNoise(Exploration):
     Attributes:
         sub_exploration: the strategy that is applied on top.
         stddev: the current sigma.
-        wants_perturbation: whether an episode started since the last `perturb`.
+        needs_perturbation: whether an episode started since the last `perturb`.
 
     Raises:
         ConfigError: if an argument is out of range, or the action space does not fit.

@@ -27,7 +27,7 @@ class StochasticSampling(Exploration):
     """Samples the distribution.
 
     Args:
-        setting: the context that the strategy is created for.
+        context: the context that the strategy is created for.
         random_timesteps: before this time step, actions are uniform over the space (standard
             normal where a Box is unbounded); policies with 0 and with another number have different
             Programs.
@@ -59,7 +59,7 @@ class SoftQ(StochasticSampling):
     Log-probabilities are those of that softmax. Sutton and Barto 2018, section 2.8.
 
     Args:
-        setting: the context; its spaces must be Discrete, MultiDiscrete, Boxes of integers, or
+        context: the context; its spaces must be Discrete, MultiDiscrete, Boxes of integers, or
             Dicts and Tuples of them.
         temperature: from 1e-6; 1 leaves the logits unchanged.
         random_timesteps: as in `StochasticSampling`.
@@ -93,7 +93,7 @@ class EpsilonGreedy(Scheduled):
     Mnih et al. 2015 (doi:10.1038/nature14236).
 
     Args:
-        setting: the context; its spaces must be discrete.
+        context: the context; its spaces must be discrete.
         initial_epsilon: the probability before `warmup_timesteps`.
         final_epsilon: the probability at the end.
         warmup_timesteps: how long it stays at `initial_epsilon`.
@@ -151,7 +151,7 @@ class GaussianNoise(Scheduled):
     Fujimoto et al. 2018 (arXiv:1802.09477), section 6.1.
 
     Args:
-        setting: the context; its spaces must be Boxes of floats.
+        context: the context; its spaces must be Boxes of floats.
         random_timesteps: before this time step, actions are uniform over the space.
         stddev: of the noise at scale 1, for actions as the policy computes them.
         initial_scale: the scale at `random_timesteps`.
@@ -204,7 +204,7 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
     (arXiv:1509.02971), section 7.
 
     Args:
-        setting: the context; its spaces must be Boxes of floats.
+        context: the context; its spaces must be Boxes of floats.
         ou_theta: how fast the state returns to 0, in [0, 1].
         ou_sigma: the standard deviation of a step.
         ou_base_scale: a factor of all noise.

@@ -150,7 +150,7 @@ class Transform:
         noise_size: columns of the whole noise: a network's (see `behind`), the base's, then, if
             mixed, one that decides whether the action is random, and those of random actions.
         num_params: number of float32 parameters.
-        only_kind: the kind of the noise, if it is a single kind and every call draws all of it;
+        noise_kind: the kind of the noise, if it is a single kind and every call draws all of it;
             else None.
     """
 

@@ -64,7 +64,7 @@ def onnx_staging(job: ExportJob) -> Iterator[Path]:
 def write_onnx(job: ExportJob, others: Mapping[str, bytes], **entries: object) -> Parity:
     """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` of a job, verified.
 
-    `others` are additional files by name, `entries` additional entries of `policy_spec.json`.
+    `extra_files` are additional files by name, `entries` additional entries of `policy_spec.json`.
     Raises as `export_onnx` does.
     """
     with onnx_staging(job) as folder:

@@ -93,8 +93,8 @@ class OnnxPolicy:
     Attributes:
         spec: the content of `policy_spec.json`.
         file: the ONNX file.
-        observed: the input ports for observations, from the spec.
-        actions: the output ports that are actions for the environment, from the spec.
+        observation_ports: the input ports for observations, from the spec.
+        action_ports: the output ports that are actions for the environment, from the spec.
         get_run_options: returns the options of ONNX Runtime for each call, by which others can end
             it; None for ONNX Runtime's defaults.
 
@@ -232,8 +232,8 @@ class OnnxPolicy:
         """Checks that choices are in their range, and that masks allow an action in each row.
 
         Args:
-            feed: observations by input, `[B, ...]`, or `[B, T, ...]` with `counted`.
-            counted: bool `[B, T]`, the steps of sequences that are not padding.
+            feed: observations by input, `[B, ...]`, or `[B, T, ...]` with `valid`.
+            valid: bool `[B, T]`, the steps of sequences that are not padding.
             first_row: the number of the first row in messages.
 
         Raises:
@@ -267,7 +267,7 @@ class OnnxPolicy:
         Args:
             outputs: the result of `run`.
             leaves: the observations of `run`.
-            carried: the carry of `run`.
+            carry: the carry of `run`.
         """
         observed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
         found = {name: outputs[after] for name, after in self._kept.items()}
@@ -303,7 +303,7 @@ class OnnxPolicy:
         Args:
             leaves: one array `[B, ...]` per observation leaf.
             noise: `[B, size]`, or None for the greedy actions.
-            carried: the result of `fresh` or `after`, for policies that read earlier steps.
+            carry: the result of `fresh` or `after`, for policies that read earlier steps.
         """
         return self.of_one_step(self.infer(self.feed(leaves, noise, carried)))
 
@@ -510,7 +510,7 @@ class _Seen(NamedTuple):
 
     @classmethod
     def of(cls, port: Mapping[str, Any], view: Mapping[str, Any], observed: str) -> _Seen:
-        """Returns the view input of a port; `observed` is the observation that it shows, if any."""
+        """Returns the view input of a port; `observation_name` is the observation that it shows, if any."""
         source = view["column"]
         if source == "obs":
             source = observed
@@ -922,7 +922,7 @@ class LimitedSession:
         model: from `rebuild_model`.
         threads: the number of threads per call.
         limited: whether there are limits. Models that you trust need no limits.
-        tried: a larger model that contains this one, to be tried instead of it.
+        trial_model: a larger model that contains this one, to be tried instead of it.
         providers: see `OnnxPolicy`.
 
     Raises:

@@ -26,7 +26,7 @@ class ReferenceActing:
 
     Args:
         program: of the policy.
-        in_double: whether to use float64 instead of float32.
+        double_precision: whether to use float64 instead of float32.
 
     Raises:
         ValueError: if an operation of the graph does not exist in double precision.

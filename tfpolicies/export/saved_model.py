@@ -29,7 +29,7 @@ def export_saved_model(job: ExportJob, extend: Extension | None = None) -> Expor
 
     The version is the next free number, starting at 1. TensorFlow can load it without this package;
     the signatures are described in `tfpolicies.export.serving`. Links let the folder itself be
-    loaded as the newest version. `extend` adds files to the version folder before it is published.
+    loaded as the newest version. `add_files` adds files to the version folder before it is published.
 
     Raises:
         ExportError: if it cannot be written or differs from the policy; the folder is then

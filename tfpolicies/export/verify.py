@@ -199,7 +199,7 @@ def _stack(steps: Sequence[Arrays]) -> Arrays:
 class Comparison:
     """Compares one signature of an artefact to the policy; see `verify`.
 
-    `double` returns the policy in double precision; it is called if a difference may be rounding.
+    `get_double_runtime` returns the policy in double precision; it is called if a difference may be rounding.
 
     Attributes:
         signature: its name.
@@ -418,7 +418,7 @@ class Comparison:
         """Records the difference of one output, if it is not larger than allowed.
 
         `scale` is for relative differences, of each number. If the network does not compute the
-        output (`is_computed`), `right` is computed from outputs of the artefact.
+        output (`is_computed`), `expected` is computed from outputs of the artefact.
         """
         other, tolerance = f"returns other {name} than the policy", self._tolerance
         if given.dtype.kind != "f" and tolerance < np.inf:

@@ -30,7 +30,7 @@ class ForeignModel(abc.ABC):
         source: describes its origin in messages.
         inputs: its inputs, batch axis first.
         outputs: its outputs.
-        takes_providers: whether ONNX Runtime runs it.
+        supports_providers: whether ONNX Runtime runs it.
     """
 
     takes_providers = False

@@ -30,13 +30,13 @@ class Wiring(NamedTuple):
         obs: the input for each leaf of the observation space.
         outputs: the output for each leaf of the action space; for logits, the only one.
         kind: `ACTIONS` in the environment's units, or `LOGITS`.
-        memory_in: the inputs of the recurrent state.
-        memory_out: the outputs that are the next step's state.
-        memory: the state at the start of an episode, without a batch axis.
+        state_inputs: the inputs of the recurrent state.
+        state_outputs: the outputs that are the next step's state.
+        initial_state: the state at the start of an episode, without a batch axis.
         constants: inputs that are the same for all rows, and their values.
         rewards: the inputs for the last reward.
-        previous: the input for each leaf of the last action: indices from 0, numbers from -1 to 1.
-        has_time: whether all inputs but the state have a time axis after the batch axis.
+        previous_actions: the input for each leaf of the last action: indices from 0, numbers from -1 to 1.
+        has_time_axis: whether all inputs but the state have a time axis after the batch axis.
         extras: further outputs to return: name -> output.
     """
 

@@ -43,7 +43,7 @@ class ActionMapping:
         space: the action space.
         normalize: whether Boxes of floats are mapped from [-1, 1].
         clip: whether Boxes are clipped if they are not mapped.
-        from_zero: whether discrete actions count from 0; otherwise they are the environment's.
+        zero_based: whether discrete actions count from 0; otherwise they are the environment's.
 
     >>> mapping = ActionMapping(spaces.Box(0.0, 4.0, (1,)), normalize=True, clip=False)
     >>> mapping.to_env([np.array([[0.5], [3.0]])])[0].tolist()

@@ -104,7 +104,7 @@ def _build(critics: Critics, inputs: Mapping[str, np.ndarray], values: int) -> N
     """Builds critics by calling them with inputs of zeros.
 
     Raises:
-        ModelError: if a critic cannot be called with these, or does not compute `values` values.
+        ModelError: if a critic cannot be called with these, or does not compute `num_values` values.
     """
     allowed = [(ZERO_ROWS, values), *([(ZERO_ROWS,)] if values == 1 else [])]
     for each in critics.critics:

@@ -73,8 +73,8 @@ def require_room(make: Callable[[], Any], what: str, *, may_fail: bool = False) 
     Args:
         make: builds the model; it is called in a separate graph and thread, and its result is
             discarded.
-        what: the model's name in messages.
-        may_fail: whether to skip the check for a user's model that only runs eagerly.
+        description: the model's name in messages.
+        allow_failure: whether to skip the check for a user's model that only runs eagerly.
 
     Raises:
         CheckpointError: if a file describes the model (`built_from`) and holds other weights.

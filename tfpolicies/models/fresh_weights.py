@@ -30,11 +30,11 @@ class FreshWeights:
     """Draws initial values for all variables of a model from its layers' initializers.
 
     The same seed and architecture give the same values. Variables whose layer has no initializer
-    for them (counters, a bare `add_weight`) get their value in `start`.
+    for them (counters, a bare `add_weight`) get their value in `initial_values`.
 
     Args:
         model: the model.
-        start: the values of its variables after it was built.
+        initial_values: the values of its variables after it was built.
     """
 
     def __init__(self, model: keras.Model, start: Sequence[np.ndarray]) -> None:

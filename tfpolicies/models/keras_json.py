@@ -53,7 +53,7 @@ def model_from_json(
 
     Args:
         config: JSON values.
-        what: the model's name in messages.
+        description: the model's name in messages.
 
     Raises:
         CheckpointError: if the config names anything else, is damaged, is not a model, or takes
@@ -97,9 +97,9 @@ class _Reader:
     """Copies a config for Keras, and rejects what a file may not contain.
 
     Attributes:
-        used: the custom classes and functions that the config names, by name.
+        custom_objects: the custom classes and functions that the config names, by name.
         calls: the calls of layers, those of an inner model counted for each of its calls.
-        unfolded: the calls while the model is built, which calls each inner model once more.
+        construction_calls: the calls while the model is built, which calls each inner model once more.
     """
 
     def __init__(self) -> None:
@@ -110,8 +110,8 @@ class _Reader:
         """Returns a copy of a value.
 
         Args:
-            record: JSON values.
-            kind: the objects that are allowed there; None for none.
+            value: JSON values.
+            category: the objects that are allowed there; None for none.
         """
         if isinstance(record, str):
             return self._text(record, kind)

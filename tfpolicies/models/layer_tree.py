@@ -21,11 +21,11 @@ class Owner(NamedTuple):
     Attributes:
         name: the names of the enclosing layers and its name, without the model's: `lstm/lstm_cell`.
         path: its path in Keras 3 files, such as `layers/lstm/cell`; None if it is unknown.
-        made_up: for each part of the name, whether Keras generated it.
+        auto_named: for each part of the name, whether Keras generated it.
         positions: indices of its variables in `model.variables`, in the order Keras saves them.
         roles: their names, such as `kernel`.
         shapes: their shapes.
-        inner: the positions of variables that a layer inside it also owns: the kernel in
+        inner_positions: the positions of variables that a layer inside it also owns: the kernel in
             `SpectralNormalization(Dense(4))`.
     """
 

@@ -113,7 +113,7 @@ def q_model_source(observation_space: gym.Space, num_actions: int, static: Setti
     Args:
         observation_space: the environment's observation space.
         num_actions: the number of values, or distributions, to estimate.
-        static: has the complete `model` config, and the settings of `QHeads`.
+        settings: has the complete `model` config, and the settings of `QHeads`.
 
     Raises:
         ModelError: if Keras's global dtype is not float32.

@@ -127,9 +127,9 @@ class View:
         """Returns the view one step after the given rows, a leaf `[R, ...]` each.
 
         Args:
-            seen: leaves `[R, ...]` of the rows' view, or of `following` if there is one.
-            present: leaves of the source at the rows.
-            later: leaves of the next observations.
+            views: leaves `[R, ...]` of the rows' view, or of `following` if there is one.
+            current: leaves of the source at the rows.
+            next_obs: leaves of the next observations.
         """
         at = {shift: i for i, shift in enumerate(self.shifts)}
 
@@ -159,7 +159,7 @@ class View:
 
         Args:
             arrays: a leaf `[N, ...]` each.
-            normal: normalises an encoded leaf of the observation, given its index.
+            normalize: normalises an encoded leaf of the observation, given its index.
         """
         found = {}
         for i, (port, shape) in enumerate(zip(self.ports, self.encoded_shapes(), strict=True)):

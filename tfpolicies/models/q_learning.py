@@ -38,7 +38,7 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, chooser:
         rewards: `[B]`.
         discounts: `[B]`, 0 where terminated.
         next_values: Q'(s', .), `[B, n]`.
-        chooser: the values whose maximum selects the action, `[B, n]`.
+        selection_values: the values whose maximum selects the action, `[B, n]`.
     """
     best = chosen_values(next_values, tf.argmax(chooser, axis=-1))
     return rewards + discounts * tf.where(best > _MASKED, best, 0.0)
@@ -55,7 +55,7 @@ def atom_targets(
         rewards: `[B]`.
         discounts: `[B]`, 0 where terminated.
         next_logits: the logits of Z'(s', .), `[B, n, m]`.
-        chooser: the values whose maximum selects the action, `[B, n]`.
+        selection_values: the values whose maximum selects the action, `[B, n]`.
         atoms: `[m]`, increasing by equal steps.
     """
     logits = chosen_rows(next_logits, tf.argmax(chooser, axis=-1))

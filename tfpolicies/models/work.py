@@ -99,7 +99,7 @@ def require_limits(work: Work, what: str) -> None:
 
     Args:
         work: the work of the whole model.
-        what: the model's name in messages.
+        description: the model's name in messages.
 
     Raises:
         CheckpointError: if it is more; the message names `model_work_limit` and a sufficient value.
@@ -123,7 +123,7 @@ def require_work(parts: Iterable[tuple[Any, Any]], what: str) -> None:
     Args:
         parts: the models that are called, each with the structure of tensors or arrays of its
             inputs; or with None for inputs of the shapes that it declares.
-        what: a name for them all in messages.
+        description: a name for them all in messages.
 
     Raises:
         CheckpointError: if it is more than `LIMITS` allow, times the factor of `limit_work`.

@@ -265,7 +265,7 @@ class CompiledActing(Acting):
         Args:
             outputs: NumPy arrays.
             explore: whether the actions were sampled; else their log-probabilities are 0.
-            own: whether the caller owns the outputs; else they are copied.
+            caller_owned: whether the caller owns the outputs; else they are copied.
         """
         found = [*outputs.actions, *outputs.states]
         found += [outputs.logp, outputs.prob, outputs.dist_inputs, *outputs.extras.values()]
@@ -301,7 +301,7 @@ class CompiledActing(Acting):
             rows: N.
             explore: sample or be greedy.
             timestep: for exploration schedules; None takes the policy's own.
-            numbers: contiguous float32 buffer `[N, noise_size]` for the random numbers. Needs
+            out: contiguous float32 buffer `[N, noise_size]` for the random numbers. Needs
                 `explore` and noise of a single kind (`only_kind`). The caller then finishes the
                 noise.
 

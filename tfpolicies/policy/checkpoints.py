@@ -246,7 +246,7 @@ class StoredPolicy:
         source: where it is from, for messages.
         classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
-        unneeded: settings that may be missing if the file could not store them.
+        optional_settings: settings that may be missing if the file could not store them.
     """
 
     checkpoint: Any
@@ -454,9 +454,9 @@ def policies_in(whole: Checkpoint, source: str, *more: Any) -> dict[str, StoredP
     """Returns the policies of an algorithm's checkpoint, by id.
 
     Args:
-        whole: the checkpoint.
+        checkpoint: the checkpoint.
         source: where it is from, for messages.
-        *more: further attributes of each `StoredPolicy`.
+        *attributes: further attributes of each `StoredPolicy`.
     """
     return {
         pid: StoredPolicy(part, f"policy {pid!r} of {source}", *more)
@@ -519,7 +519,7 @@ def load_policies(
         policy_class: the expected base class of each policy.
         overrides: settings that replace stored ones.
         allow_non_finite: also accept weights with NaN or infinity.
-        known: classes of other packages that the checkpoint may name.
+        extra_classes: classes of other packages that the checkpoint may name.
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or foreign, if a policy is not a

@@ -21,12 +21,12 @@ class Fragments:
         ends: bool `[N, T]`: the step is the last of its trajectory piece (terminated, truncated, or
             the end of the fragment).
         policy: the policy whose trajectories these are.
-        open_ends: the indices `(n, t)` of ends that are not terminated, where values are
+        bootstrap_indices: the indices `(n, t)` of ends that are not terminated, where values are
             bootstrapped: two int arrays `[K]`.
-        open_inputs: the inputs of acting after these steps: final observation leaves, views,
+        bootstrap_inputs: the inputs of acting after these steps: final observation leaves, views,
             recurrent state; `[K, ...]` each.
-        added: columns that postprocessing adds, `[N, T, ...]` arrays by name; may replace columns.
-        reached: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row gets; None
+        new_columns: columns that postprocessing adds, `[N, T, ...]` arrays by name; may replace columns.
+        next_obs_index: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row gets; None
             if each row keeps its own.
     """
 

@@ -40,7 +40,7 @@ class InputCheck:
     Args:
         observation_space: of the policy.
         action_space: of the policy; tells which columns of a mask belong to one choice.
-        further: the inputs after the observations.
+        other_ports: the inputs after the observations.
     """
 
     def __init__(

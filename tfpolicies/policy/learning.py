@@ -32,7 +32,7 @@ class Learner:
         policy: the policy to update.
 
     Attributes:
-        seconds_loading: seconds spent on converting batches since it was last set to 0.
+        loading_seconds: seconds spent on converting batches since it was last set to 0.
     """
 
     def __init__(self, policy: PolicyKind) -> None:

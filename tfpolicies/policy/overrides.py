@@ -111,7 +111,7 @@ class ActSignature(NamedTuple):
 
     Attributes:
         names: of the parameters.
-        takes_all: whether it also accepts others by **kwargs.
+        accepts_kwargs: whether it also accepts others by **kwargs.
         reads_episodes: whether `episodes` or the last infos are among them.
     """
 

@@ -37,8 +37,8 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
         required: the views that the model requires for training.
 
     Attributes:
-        added: the views that were set, and `required`.
-        is_settled: whether batches have been made, so that views can no longer be set.
+        added_views: the views that were set, and `required`.
+        is_frozen: whether batches have been made, so that views can no longer be set.
     """
 
     def __init__(self, required: Mapping[str, ViewRequirement]) -> None:

@@ -35,7 +35,7 @@ def flatten_memory(memory: Memory) -> list[np.ndarray]:
 
 
 def unflatten_memory(form: Memory, arrays: Sequence[np.ndarray]) -> Any:
-    """Inverts `flatten_memory`: returns arrays in the structure of `form`."""
+    """Inverts `flatten_memory`: returns arrays in the structure of `structure`."""
     remaining = iter(arrays)
 
     def fill(part: Structure) -> Any:
@@ -55,7 +55,7 @@ class RecurrentState:
     Attributes:
         is_needed: whether the policy gets anything from earlier steps.
         has_state: whether its actions depend on earlier steps: by a recurrent state, or by views.
-        around: returns further arguments of `Acting.act` for the rows that act (None: all):
+        extra_arguments_fn: returns further arguments of `Acting.act` for the rows that act (None: all):
             infos and episodes; None if the policy reads neither.
     """
 
@@ -208,7 +208,7 @@ class RecurrentState:
         Args:
             rewards: `[N]`.
             ended: bool `[N]`: the episode ended in this step.
-            dead: bool `[N]`: the environment was only reset in it; None if none was.
+            reset_only: bool `[N]`: the environment was only reset in it; None if none was.
         """
         self.rewarded(rewards)
         begun = ended if dead is None else ended | dead

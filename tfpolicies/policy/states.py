@@ -149,7 +149,7 @@ class Owned:
         """Validates a state dict, and changes nothing.
 
         Args:
-            given: the state dict.
+            state_dict: the state dict.
             finite: whether weights and slots with NaN or infinity are refused.
 
         Raises:
@@ -216,7 +216,7 @@ class Owned:
         """Validates a state dict, which stays unchanged, and restores everything from it.
 
         Args:
-            given: the state dict.
+            state_dict: the state dict.
             finite: whether weights and slots with NaN or infinity are refused.
 
         Raises:

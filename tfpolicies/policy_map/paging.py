@@ -56,7 +56,7 @@ class Page:
     """One state in the cache.
 
     Attributes:
-        pager: the cache.
+        cache: the cache.
         name: of its entry in the stash.
         state: the state.
         on_eviction: called when the state is evicted from memory.
@@ -147,7 +147,7 @@ class Pager:
             name: of its entry.
             state: the state.
             on_eviction: called when the state is evicted from memory.
-            leaving: a state that will be removed, so that its memory does not count.
+            replaced: a state that will be removed, so that its memory does not count.
 
         Raises:
             StashError: if another state must be evicted and cannot be written; nothing is changed.
@@ -183,7 +183,7 @@ class Pager:
             state: the state; a frozen one is mapped.
             on_eviction: called when the state is evicted from memory.
             stash: the stash.
-            is_own: whether this map may remove the entry.
+            is_owned: whether this map may remove the entry.
         """
         with state.lock, self._lock:
             page = Page(self, name, state, on_eviction)
@@ -386,7 +386,7 @@ class Pager:
             policy_id: its name in messages.
             name: of the entry.
             stash: the stash of the entry.
-            is_own: whether this map may remove the entry.
+            is_owned: whether this map may remove the entry.
         """
         with state.lock, self._lock:
             page = self._pages[state]

@@ -81,7 +81,7 @@ class PolicyStore:
 
         Args:
             stash: this worker's stash, or that of frozen policies.
-            known: ids that the map already has.
+            existing: ids that the map already has.
         """
         return self._add_recorded(stash, stash.list_records(), known)
 

@@ -234,7 +234,7 @@ def _runs(
     """Yields a stacked runtime, its calls, and whether they explore.
 
     The runtime is None for calls that act one by one, which includes groups with more than
-    `most_rows` rows per call.
+    `max_rows` rows per call.
     """
     for (program, inference, explores), calls in groups.items():
         are_few = sum(rows for *_, rows in calls) <= most_rows * len(calls)
@@ -247,7 +247,7 @@ def _runs(
 def _parts(calls: list[_Call], most: int) -> list[list[_Call]]:
     """Splits a group into parts that each run as one stack.
 
-    A part has at most `most` policies, and padding all batches to its longest one at most doubles
+    A part has at most `max_policies` policies, and padding all batches to its longest one at most doubles
     the rows; batches without rows get separate parts. The order within a part is that of the calls,
     so that the same call finds its stack again.
     """

@@ -46,7 +46,7 @@ def distribution_of(
     """Returns the distributions of a batch from the results of `action_distribution_fn`.
 
     Args:
-        view: the `self` of the class's code.
+        traced_self: the `self` of the class's code.
         model: that computed the inputs.
         dist_inputs: float32 `[N, n]`.
         dist_class: the distribution of the class; or a `WholeSpace`, or a partial of one.

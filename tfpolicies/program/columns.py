@@ -53,9 +53,9 @@ class LearnBatch:
 
     Attributes:
         columns: the argument.
-        items: N.
-        count: the number of rows of the items, without padding of sequences.
-        is_kept: whether several calls learn from it, between which its arrays may be written.
+        num_items: N.
+        num_rows: the number of rows of the items, without padding of sequences.
+        is_reused: whether several calls learn from it, between which its arrays may be written.
 
     Raises:
         BatchError: if there are no rows, or the columns have different numbers of them.

@@ -38,7 +38,7 @@ def last_sound(
     Args:
         state: before the update.
         steps: of the update.
-        after: repeats that many steps; returns the resulting state, and whether all is finite.
+        run_steps: repeats that many steps; returns the resulting state, and whether all is finite.
 
     Returns:
         The state, and the number of steps before it.

@@ -89,7 +89,7 @@ class ProgramFunctions:
         spec: of the Program.
         network: the network that acts.
         networks: the variables of all networks, by name, those of `network` first.
-        optimizer: the optimizers of the trainable variables.
+        optimizers: the optimizers of the trainable variables.
         device: the device for learning.
         resident: all variables, in the order of the layout.
         layout: the position of each of them in a state.
@@ -146,7 +146,7 @@ class ProgramFunctions:
 
         Args:
             weights: all variables of the network, in order.
-            given: the inputs.
+            act_inputs: the inputs.
             seq_lens: int32 `[S]`, the number of valid steps of each sequence; None: all are valid.
             time_steps: the steps T of each of the S = N / T sequences.
             explorer: turns noise into actions; None for the configured one.
@@ -208,9 +208,9 @@ class ProgramFunctions:
         """Runs the policy class's loss on one minibatch and differentiates it.
 
         Args:
-            view: the `self` of the class's code; see `loss_view`.
+            traced_self: the `self` of the class's code; see `loss_view`.
             columns: the minibatch as rows.
-            takes: for each optimizer, whether it applies the update; None: all do.
+            active: for each optimizer, whether it applies the update; None: all do.
             in_turn: whether the optimizers of losses that are tensors step before losses that are
                 functions are called; otherwise no optimizer steps.
         """
@@ -347,7 +347,7 @@ class ProgramFunctions:
             weights: float32 `[mb]`, 0 for padding.
             inputs: the other inputs of the minibatch.
             stat_names: names of the statistics, in the order of the result.
-            clips: whether gradients are limited; see `ProgramSpec.clips`.
+            clips_gradients: whether gradients are limited; see `ProgramSpec.clips`.
 
         Returns:
             The statistics, followed by the loss: float32 `[S + 1]`; and the fetches.
@@ -395,7 +395,7 @@ class ProgramFunctions:
             index: int32 `[K, mb]`, the items of each minibatch of the whole update.
             mask: float32 `[K, mb]`, 0 where a minibatch is shorter than `mb`.
             inputs: the other inputs of each minibatch, `[K, ...]`.
-            piece: int32 `[2]`, the first minibatch and the end (exclusive), at most K.
+            chunk: int32 `[2]`, the first minibatch and the end (exclusive), at most K.
             totals: mean, minimum and maximum of each statistic over the minibatches before the
                 first, float32 `[3, S + 1]`; see `no_totals`.
             step: `learn_step`, or a compiled version of it.

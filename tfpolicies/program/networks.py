@@ -105,7 +105,7 @@ def resident_slots(
 ) -> dict[Slot, Any]:
     """Returns all variables by their slots in a state, in its order.
 
-    The variables of optimizers (`learners`) are given by the name of their network.
+    The variables of optimizers (`optimizers`) are given by the name of their network.
     """
     found: dict[Slot, Any] = {}
 

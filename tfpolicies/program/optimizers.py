@@ -30,8 +30,8 @@ class Optimizers:
         networks: by name.
 
     Attributes:
-        are_several: whether there is more than one, so that hooks get lists.
-        skip: whether some of them skip updates.
+        has_several: whether there is more than one, so that hooks get lists.
+        skips_updates: whether some of them skip updates.
 
     Raises:
         ConfigError: for a list although there are several networks.
@@ -102,7 +102,7 @@ class Optimizers:
     ) -> list[TapeOptimizer]:
         """Returns the `optimizer` arguments of hooks, one for each optimizer; see `hooked`.
 
-        The tape is None if gradients are given; `takes` has 0/1 flags of the optimizers that step.
+        The tape is None if gradients are given; `active` has 0/1 flags of the optimizers that step.
         """
         flags = [None] * len(self._all) if takes is None else takes
         return [

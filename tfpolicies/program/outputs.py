@@ -21,12 +21,12 @@ class ActLayout(NamedTuple):
     Attributes:
         actions: a port per leaf of the action space, normalised.
         env_actions: the same, as the environment takes them.
-        num_inputs: the number of distribution inputs.
-        with_value: whether values are estimated.
+        num_dist_inputs: the number of distribution inputs.
+        has_values: whether values are estimated.
         states: the recurrent state, one port per tensor.
         extras: the outputs that the policy class adds.
         extra_names: their names.
-        same: whether the environment takes the policy's actions unchanged.
+        shares_actions: whether the environment takes the policy's actions unchanged.
     """
 
     actions: tuple[Port, ...]

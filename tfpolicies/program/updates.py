@@ -76,7 +76,7 @@ class Updates:
         lock: of the Program; held while the resident variables are in use.
 
     Attributes:
-        form: how an update is compiled; None until that is decided.
+        compile_mode: how an update is compiled; None until that is decided.
         is_discovered: whether the loss has run once, so that its columns are known.
         reader: converts batches for the loss; set by `discover`.
     """
@@ -244,7 +244,7 @@ class Updates:
             state: of a policy of this Program; its generator draws noise. None gives zeros.
             steps: K.
             size: of a minibatch.
-            drawn: the number of items per minibatch for which noise is drawn, so that padding does
+            num_drawn: the number of items per minibatch for which noise is drawn, so that padding does
                 not change the generator; None: all.
             update_targets: 0/1 `[K]`; None for zeros.
         """

@@ -32,8 +32,8 @@ class Frames:
     Args:
         shape: of a frame.
         dtype: of a frame.
-        room: allocates their memory.
-        expected: the approximate number of frames.
+        allocator: allocates their memory.
+        expected_frames: the approximate number of frames.
 
     Attributes:
         first: the number of the oldest stored frame.

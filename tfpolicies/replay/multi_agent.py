@@ -30,7 +30,7 @@ class MultiAgentReplayBuffer:
     Attributes:
         buffer_class: the class of the buffers.
         buffers: the buffer of each policy ID; delete an entry to delete a policy's rows.
-        room: allocates their memory.
+        allocator: allocates their memory.
 
     Raises:
         ConfigError: if an argument is out of range.

@@ -50,7 +50,7 @@ class Priorities:
         self._tree = SumTree(capacity)
 
     def enter(self, places: np.ndarray, priority: float | None = None) -> None:
-        """Sets the priority of new rows at `places` `[B]`; None is the greatest so far."""
+        """Sets the priority of new rows at `indices` `[B]`; None is the greatest so far."""
         priority = self.greatest if priority is None else priority
         self._tree.set(places, self._masses(np.float64(priority)))
 
@@ -58,7 +58,7 @@ class Priorities:
         """Sets priorities; for an index that occurs twice, the last one counts.
 
         Args:
-            places: indices `[B]`.
+            indices: indices `[B]`.
             priorities: `[B]`, finite and greater than 0.
 
         Raises:
@@ -76,7 +76,7 @@ class Priorities:
         """Returns importance weights float32 `[B]`: the row with the lowest probability has 1.
 
         Args:
-            places: indices `[B]`.
+            indices: indices `[B]`.
             beta: an exponent to use instead of the default.
         """
         beta = self.beta if beta is None else beta

@@ -34,7 +34,7 @@ class ReplayBuffer:
         seed: of the generator that chooses rows; None draws one.
         train_batch_size: the number of rows that `replay` returns.
         learning_starts: the number of rows that must have been added before `replay` returns any.
-        room: allocates memory for the rows; None creates a `Room` with default arguments.
+        allocator: allocates memory for the rows; None creates a `Room` with default arguments.
 
     Raises:
         ConfigError: if an argument is out of range.

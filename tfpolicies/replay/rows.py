@@ -27,7 +27,7 @@ _MOST_CHANNELS = 16
 
 
 class RowColumn:
-    """A column that is stored row by row; `like` `[..., *shape]` has its row shape and dtype."""
+    """A column that is stored row by row; `example` `[..., *shape]` has its row shape and dtype."""
 
     def __init__(self, capacity: int, like: np.ndarray, room: Room) -> None:
         self.shape, self.dtype = like.shape[1:], like.dtype
@@ -73,7 +73,7 @@ Column = RowColumn | ImageColumn
 
 
 def frames_for(like: np.ndarray, room: Room, capacity: int) -> Frames:
-    """Returns a frame store for rows such as `like` `[..., *shape]`."""
+    """Returns a frame store for rows such as `example` `[..., *shape]`."""
     shape, axis = like.shape[1:], channel_axis(like.shape[1:])
     frame = shape if axis is None else shape[:axis] + shape[axis + 1 :]
     return Frames(frame, like.dtype, room, capacity)
@@ -105,12 +105,12 @@ class Rows:
 
     Args:
         capacity: the number of rows to keep.
-        like: columns with rows of the same shapes and dtypes, nested; any number of rows.
-        room: allocates the memory.
+        examples: columns with rows of the same shapes and dtypes, nested; any number of rows.
+        allocator: allocates the memory.
 
     Attributes:
         leaves: the columns by their paths.
-        added: the number of rows that were ever added.
+        num_added: the number of rows that were ever added.
         row_bytes: the size of a sampled row.
 
     Raises:
@@ -259,7 +259,7 @@ class Rows:
 
 
 def _like(like: Arrays, arrays: Arrays) -> Arrays:
-    """Returns arrays if they have the names, row shapes and dtypes of `like`, or raises."""
+    """Returns arrays if they have the names, row shapes and dtypes of `examples`, or raises."""
     wanted, found = (
         {name: (array.shape[1:], array.dtype) for name, array in each.items()}
         for each in (like, arrays)

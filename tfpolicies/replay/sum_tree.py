@@ -47,14 +47,14 @@ class SumTree:
         return float(self._least_of(top, np.arange(len(self._sums[top]))).min())
 
     def __getitem__(self, places: np.ndarray | slice) -> np.ndarray:
-        """Returns the leaves at the indices `places`, float64."""
+        """Returns the leaves at the indices `indices`, float64."""
         return self._sums[0].reshape(-1)[: self.capacity][places]
 
     def set(self, places: np.ndarray, values: np.ndarray | float) -> None:
         """Sets leaves; for an index that occurs twice, the last value counts.
 
         Args:
-            places: indices `[B]`, in `[0, capacity)`.
+            indices: indices `[B]`, in `[0, capacity)`.
             values: `[B]`, or one for all; finite and not negative.
         """
         self._sums[0].reshape(-1)[places] = values

@@ -226,7 +226,7 @@ class RunFolder:
         Args:
             iteration: of the newest checkpoint.
             count: how many to keep.
-            spared: a checkpoint to keep in any case.
+            protected: a checkpoint to keep in any case.
         """
         target = self.checkpoints / f"iteration-{iteration:06}"
         staging = self.checkpoints / f".{target.name}"

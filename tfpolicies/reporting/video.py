@@ -96,7 +96,7 @@ class Video:
 
         Args:
             picture: uint8 `[height, width, 3]`, of the same size as the first one.
-            figures: captions below it, by label.
+            captions: captions below it, by label.
 
         Raises:
             UsageError: if it has another size than the first one.

@@ -32,7 +32,7 @@ class Postprocessor:
         callbacks: the user's.
         worker: passed to callbacks.
         policies: by id; passed to callbacks.
-        running: returns the ids of episodes that have further rows.
+        get_running_ids: returns the ids of episodes that have further rows.
         enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
             `(policy, batch)`.
     """
@@ -63,7 +63,7 @@ class Postprocessor:
 
         Args:
             samples: the rows of each policy.
-            who: returns the episode and agent of each trajectory; called only if a policy or
+            get_owners: returns the episode and agent of each trajectory; called only if a policy or
                 callback processes single trajectories.
         """
         for sample in samples:

@@ -34,7 +34,7 @@ class Collected:
         new_obs: leaves `[R, ...]` of the next observations.
         columns: the other columns `[R, ...]`; rewards are the environment's.
         ends: bool `[R]`: the last row of each trajectory.
-        earned: `[R]`, the environment's rewards.
+        env_rewards: `[R]`, the environment's rewards.
         learning: the learning part of the policy's driver.
         shape: `(N, T)` of the array that the rows fill in order; None if trajectories have to be
             packed into one.
@@ -196,8 +196,8 @@ def require_same_columns(policy: Policy, kept: Collection[str], given: Collectio
 
     Args:
         policy: acts.
-        kept: the names of the existing columns.
-        given: the names of the new columns.
+        expected: the names of the existing columns.
+        columns: the names of the new columns.
 
     Raises:
         UsageError: if they differ: rows of one batch have the same columns.

@@ -46,7 +46,7 @@ class ConnectedEnvironments(Environments):
     run that is restored from a checkpoint starts new ones.
 
     Args:
-        inner: the environments.
+        base_envs: the environments.
         agent: transforms observations and rewards.
         action: transforms actions, after their mapping to the environment's bounds.
 

@@ -159,7 +159,7 @@ class EpisodeFollower:
     policy reads the episodes that it acts in.
 
     Args:
-        tell: `f(callback_name, episode_or_error, env_index)`, calls a callback about an episode or
+        run_callback: `f(callback_name, episode_or_error, env_index)`, calls a callback about an episode or
             the error that ended it.
         worker: the worker that samples.
         num_envs: N.

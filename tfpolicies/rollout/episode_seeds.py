@@ -15,7 +15,7 @@ class EpisodeSeeds:
         worker_index: of the worker.
 
     Attributes:
-        used: the number of calls so far.
+        num_calls: the number of calls so far.
     """
 
     def __init__(self, config: AlgorithmConfig, worker_index: int) -> None:

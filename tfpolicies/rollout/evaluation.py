@@ -59,10 +59,10 @@ def play_episodes(
     Args:
         policy: acts; its own config says whether it explores.
         envs: start new episodes.
-        goal: how much to play.
+        duration: how much to play.
         seeds: one for each environment.
         times: accumulates the times of steps; None for a new `StepTimes`.
-        follower: tracks the episodes for callbacks; None creates one only for a policy that reads
+        tracker: tracks the episodes for callbacks; None creates one only for a policy that reads
             the episodes it acts in.
     """
     times = StepTimes() if times is None else times

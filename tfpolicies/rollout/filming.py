@@ -35,7 +35,7 @@ class Camera:
     Steps after that, until the next seeded reset, are not recorded.
 
     Args:
-        show: receives the frames; None to render nothing.
+        show_frame: receives the frames; None to render nothing.
         max_steps: episodes are truncated after this many steps.
 
     Attributes:
@@ -145,7 +145,7 @@ def on_stage(
 
     Args:
         policy: acts; its own config says whether it explores.
-        make: creates the environment.
+        make_env: creates the environment.
         allow_other_spaces: see `require_trained_spaces`.
 
     Raises:

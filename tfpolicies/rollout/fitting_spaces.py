@@ -44,7 +44,7 @@ def require_fitting_spaces(
     Args:
         policy_id: of the policy.
         policy: not checked if its spaces are not Gymnasium spaces.
-        whose: names the owner of the spaces in the message.
+        source: names the owner of the spaces in the message.
         observation_space: of the environment; ignored unless it is a Gymnasium space.
         action_space: of the environment; ignored unless it is a Gymnasium space.
 
@@ -76,10 +76,10 @@ def require_trained_spaces(
 
     Args:
         policy_id: of the policy.
-        trained: spaces of the policy when it was saved.
-        given: spaces of the environment after connectors; compared only if they are Gymnasium
+        trained_spaces: spaces of the policy when it was saved.
+        env_spaces: spaces of the environment after connectors; compared only if they are Gymnasium
             spaces.
-        allow_other: accepts other dtypes and bounds, on which weights do not depend.
+        allow_different: accepts other dtypes and bounds, on which weights do not depend.
 
     Raises:
         SpaceError: naming both spaces, the difference, and what to do.
@@ -144,7 +144,7 @@ def holds(wide: gym.Space[Any], narrow: gym.Space[Any], *, in_part: bool = False
     Args:
         wide: the space that must contain the elements.
         narrow: the space of the elements.
-        in_part: whether elements may have parts that `wide` lacks.
+        allow_extra_parts: whether elements may have parts that `wide` lacks.
 
     >>> holds(spaces.Discrete(5), spaces.Discrete(2)), holds(spaces.Discrete(2), spaces.Discrete(5))
     (True, False)
@@ -183,7 +183,7 @@ class AgentSpaces:
     """Checks the spaces of policies and agents, once for each pair.
 
     Args:
-        observed: whether policies get the environment's own observations; False with an
+        policies_observe_env: whether policies get the environment's own observations; False with an
             `observation_fn`.
     """
 

@@ -61,11 +61,11 @@ class Connections:
 
     Args:
         envs: the environments.
-        ledger: the transition table, with the slots and the policies' rows.
-        space_is_known: whether agents get the environment's own observations.
+        transitions: the transition table, with the slots and the policies' rows.
+        has_env_spaces: whether agents get the environment's own observations.
 
     Attributes:
-        connected: the rows of policies with connectors; if there are none, `see` need not be
+        connected_rows: the rows of policies with connectors; if there are none, `see` need not be
             called.
     """
 
@@ -104,7 +104,7 @@ class Connections:
     def end(
         self, copy: Copy, rows: PolicyRows, agent: Hashable, unroll: int, observed: tuple[Any, ...]
     ) -> None:
-        """Records that an agent is done; `observed` has its last observation, if it has one."""
+        """Records that an agent is done; `observations` has its last observation, if it has one."""
         seats = np.array([copy.episode.seat_of[agent]])
         self._done.append((rows, _Group(copy, (agent,), seats, list(observed), unroll)))
 
@@ -162,7 +162,7 @@ class Connections:
         Args:
             rows: of the agents' policy.
             groups: the agents.
-            earned: rewards by slot; None if there are none yet.
+            rewards_by_slot: rewards by slot; None if there are none yet.
 
         Returns:
             The slots of all agents, int64 `[K]`, and their rewards, float64 `[K]` or None.
@@ -203,7 +203,7 @@ def explain_observations(
 
     Args:
         envs: the environments.
-        waiting: sub-environments, with their agents and these agents' observations.
+        observed_agents: sub-environments, with their agents and these agents' observations.
     """
     for copy, agents, observed in waiting:
         what = f"`reset` or `step` of {envs.repairs.name(copy.index).lower()}"
@@ -216,7 +216,7 @@ def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, what:
     Args:
         obs: by agent id.
         episode: maps agents to policies.
-        what: names the source of the observations in messages.
+        source: names the source of the observations in messages.
 
     Raises:
         EnvError: if one is of "__all__", not of the space of its policy's input, or not finite.

@@ -119,16 +119,16 @@ class Copy:
 
     Args:
         index: of the sub-environment.
-        seats: of all agents.
-        rows_of: returns the rows of a policy by its id.
+        slots: of all agents.
+        get_rows: returns the rows of a policy by its id.
 
     Attributes:
         episode: the running episode.
         done: the agents that are done in it.
         pending: the agents that act next, by policy, with their observations.
         moves: the actions for the next step, by agent id.
-        cast: cached `_cast`.
-        seats_of: cached `_seats_of`.
+        group_agents: cached `_cast`.
+        get_slots: cached `_seats_of`.
     """
 
     def __init__(self, index: int, seats: Seats, rows_of: Callable[[str], PolicyRows]) -> None:

@@ -27,7 +27,7 @@ class Ledger:
 
     Attributes:
         records: a table; `t` is -1 until the agent's next observation completes the transition.
-        seats: the slots of the agents of running episodes.
+        slots: the slots of the agents of running episodes.
         rows: by policy id.
         keeps_infos: whether records have the infos of the steps that completed them.
     """
@@ -86,9 +86,9 @@ class Ledger:
         """Collects the slots of one sub-environment whose agents are observed, or done, at `t`.
 
         Args:
-            copy: the sub-environment.
+            sub_env: the sub-environment.
             t: the step.
-            seats: int64 `[K]`.
+            slots: int64 `[K]`.
             infos: by agent id.
         """
         if len(seats):
@@ -192,8 +192,8 @@ class Ledger:
         """Returns the next observation of each row, per leaf, in new arrays.
 
         It is the observation that the agent acted on next, or the last one of its trajectory; for
-        an agent that is done without a last observation, it is the one it acted on. `last` has the
-        last row of each trajectory, `unrolls` their unroll ids in ascending order.
+        an agent that is done without a last observation, it is the one it acted on. `last_rows` has the
+        last row of each trajectory, `unroll_ids` their unroll ids in ascending order.
         """
         reached = [np.concatenate([leaf[1:], leaf[-1:]]) for leaf in obs]
         for leaf, target in zip(obs, reached, strict=True):

@@ -33,7 +33,7 @@ class Table:
     """Columns of equal length that grow together, in preallocated memory.
 
     Args:
-        kinds: the shape of one row and the dtype of each column, by name.
+        specs: the shape of one row and the dtype of each column, by name.
 
     Attributes:
         columns: arrays `[capacity, ...]` by name; replaced when the table grows.
@@ -90,9 +90,9 @@ class Seats(Table):
     `eps_id` and `agent_index`.
 
     Attributes:
-        who: the episode and the agent by unroll id.
-        barred: the unroll ids that are excluded from learning.
-        free: unused slots; the slots of an episode are released when it ends.
+        owners: the episode and the agent by unroll id.
+        excluded: the unroll ids that are excluded from learning.
+        free_slots: unused slots; the slots of an episode are released when it ends.
     """
 
     def __init__(self) -> None:
@@ -213,10 +213,10 @@ class PolicyRows:
 
     Attributes:
         table: the columns `record:`, `obs:<i>` per observation leaf, and the outputs of acting.
-        finals: the leaves of the last observation of each finished trajectory, by unroll id.
-        asks_for_episodes: whether the policy reads the episodes that it acts in.
-        connection: the policy's connectors, a `Connection`; None without connectors.
-        waiting: what acts next: sub-environments, their agents, and these agents' observations.
+        final_observations: the leaves of the last observation of each finished trajectory, by unroll id.
+        reads_episodes: whether the policy reads the episodes that it acts in.
+        connectors: the policy's connectors, a `Connection`; None without connectors.
+        pending: what acts next: sub-environments, their agents, and these agents' observations.
     """
 
     def __init__(self, policy_id: str, policy: Policy) -> None:

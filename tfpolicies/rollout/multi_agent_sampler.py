@@ -450,7 +450,7 @@ class MultiAgentSampler(Sampler):
         """Records the transitions of one sub-environment; returns whether its episode ended.
 
         Args:
-            copy: the sub-environment.
+            sub_env: the sub-environment.
             t: the length of its episode before the step.
             obs: the observations for the policies.
             step: the other results.

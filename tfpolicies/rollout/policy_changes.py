@@ -183,9 +183,9 @@ class PolicyTransaction:
         """Adds a policy to a worker, or to several.
 
         Args:
-            workers: the worker or workers.
+            holder: the worker or workers.
             addition: the policy; its id must be new there.
-            before: the present mapping and trained policies, which an error restores.
+            previous: the present mapping and trained policies, which an error restores.
 
         Returns:
             The result of `workers.apply`.

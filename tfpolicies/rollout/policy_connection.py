@@ -42,8 +42,8 @@ class Connection:
 
     Args:
         rows: of the policy, which has connectors.
-        seats: of all agents.
-        space_of: `f(env_id, agent)`, the observation space of an agent; None if unknown.
+        slots: of all agents.
+        get_space: `f(env_id, agent)`, the observation space of an agent; None if unknown.
 
     Attributes:
         pipelines: the policy's connectors at the time it started to act.
@@ -133,9 +133,9 @@ class Connection:
         """Returns the connectors' input: a batch nested like the environment's space.
 
         Args:
-            seats: int64 `[K]`. The last ones, beyond `observed`, belong to agents that are done
+            slots: int64 `[K]`. The last ones, beyond `observations`, belong to agents that are done
                 without a last observation: their rows repeat the previous observation.
-            observed: the single observations of the first slots.
+            observations: the single observations of the first slots.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
@@ -152,7 +152,7 @@ class Connection:
 
         Args:
             obs: the result of `take`.
-            seats: of the rows, int64 `[K]`.
+            slots: of the rows, int64 `[K]`.
             rewards: float64 `[K]`; None if there are none yet.
 
         Raises:

@@ -16,7 +16,7 @@ class RunningReturns:
     """Accumulates the discounted rewards of one policy across fragments.
 
     Attributes:
-        open: R of the last row of each unfinished trajectory, by episode id and agent index.
+        last_returns: R of the last row of each unfinished trajectory, by episode id and agent index.
     """
 
     def __init__(self, returns: Mapping[tuple[int, int], float] | None = None) -> None:
@@ -37,7 +37,7 @@ class RunningReturns:
             columns: of the rows `[R]`, trajectory after trajectory.
             ends: bool `[R]`: the last row of each trajectory.
             packing: the position of each row in an array `[N, T]`.
-            running: the ids of episodes that have further rows.
+            running_ids: the ids of episodes that have further rows.
             gamma: the discount.
         """
         lasts = np.flatnonzero(ends)

@@ -33,7 +33,7 @@ def warn_long_episode(index: int, steps: int, *, evaluates: bool = False) -> Non
     Args:
         index: of its environment.
         steps: its length so far.
-        evaluates: whether an evaluation waits for it.
+        in_evaluation: whether an evaluation waits for it.
     """
     waits, way_out = "batch_mode='complete_episodes'", "use batch_mode='truncate_episodes'"
     if evaluates:

@@ -56,13 +56,13 @@ class _Buffer:
         used: steps written.
         obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is the next observation.
         columns: `[N, W, ...]` by name; includes `infos` if a policy or callback reads them.
-        alive: bool `[N, W]`: False for rows that are not transitions or were already returned.
-        has_dead: whether it is False for a written row.
-        finals: last observations of episodes that the environment reset in the same step:
+        valid: bool `[N, W]`: False for rows that are not transitions or were already returned.
+        has_invalid: whether it is False for a written row.
+        final_observations: last observations of episodes that the environment reset in the same step:
             (t, environment indices, leaves).
-        barred: (t, environment index) of steps whose info excludes the trajectory that ends there
+        excluded: (t, environment index) of steps whose info excludes the trajectory that ends there
             from learning.
-        lost: (t, environment index) of steps in which a life was lost, which ends an episode for
+        life_losses: (t, environment index) of steps in which a life was lost, which ends an episode for
             learning.
     """
 
@@ -491,7 +491,7 @@ class SingleAgentSampler(Sampler):
     ) -> list[Episode]:
         """Returns the episode of each unroll, updated by its R rows, if there is no tracker.
 
-        An episode stays the same object while it runs. `env_index` is int `[R]`; `returns_before`
+        An episode stays the same object while it runs. `env_index` is int `[R]`; `previous_returns`
         has the returns of the running episodes before these rows, by environment.
         """
         found: list[Episode] = []
@@ -521,7 +521,7 @@ class SingleAgentSampler(Sampler):
     ) -> dict[str, np.ndarray]:
         """Returns ids and time steps of rows `[N, T]`; records the episodes that ended in them.
 
-        `done` marks the last step of each episode, `taken` the rows of the buffer.
+        `done` marks the last step of each episode, `selected` the rows of the buffer.
         """
         count, length = done.shape
         running = self._running
@@ -603,7 +603,7 @@ class SingleAgentSampler(Sampler):
         """Pops the tracked episodes that ended; stores those of all trajectories in the batch.
 
         `done` is bool `[N, T]`; each of the K ended episodes has its `row` there, and its
-        environment, `place`.
+        environment, `env_index`.
         """
         follower = self._follower
         if follower is None:

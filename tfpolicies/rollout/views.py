@@ -38,7 +38,7 @@ class Lookback:
             columns: of the sample, `[R, ...]` each, trajectory after trajectory.
             ends: bool `[R]`: the last row of each trajectory.
             requirements: by the name of the resulting column.
-            running: the ids of episodes that have further rows.
+            running_ids: the ids of episodes that have further rows.
         """
         firsts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
         ids = zip(columns["eps_id"][firsts], columns["agent_index"][firsts], strict=True)

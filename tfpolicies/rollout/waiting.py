@@ -50,7 +50,7 @@ class Waiting:
         Args:
             sample: before postprocessing.
             count: the number of rows to keep per trajectory.
-            running: the ids of unfinished episodes.
+            running_ids: the ids of unfinished episodes.
 
         Returns:
             Bool `[R]`: the rows that can be learned from now.

@@ -84,7 +84,7 @@ def restore_sampling(
 
     Args:
         worker: a `RolloutWorker`.
-        seeds_used: the number of calls of `EpisodeSeeds.next` so far.
+        num_seed_calls: the number of calls of `EpisodeSeeds.next` so far.
         rng: the sampler's generator. A worker without environments has none in its checkpoint; this
             worker keeps its own then.
         global_vars: the counters of the run.

@@ -33,7 +33,7 @@ class Access:
     Attributes:
         origins: of the web pages that may send requests and read the responses.
         control: whether requests may load and unload models.
-        asks_for_token: whether requests need a token.
+        requires_token: whether requests need a token.
 
     Args:
         host: the server's address. On a loopback address, `Host` must be `localhost`, `127.0.0.1`,

@@ -18,11 +18,11 @@ class Arrival:
 
     Attributes:
         size: the bytes that are counted for it.
-        can_give_way: whether it may be aborted when others need its bytes.
-        give_up: aborts it.
+        can_be_aborted: whether it may be aborted when others need its bytes.
+        abort: aborts it.
 
     Args:
-        arrivals: the budget.
+        budget: the budget.
     """
 
     __slots__ = ("_arrivals", "can_give_way", "give_up", "size")

@@ -83,7 +83,7 @@ class Batcher:
         executor: provides the threads.
         cost: of a batch.
         max_rows: the most rows of a batch; a single request may have more.
-        note: called with the number of rows of each batch.
+        on_batch: called with the number of rows of each batch.
         cancellable: whether requests of disconnected callers are skipped.
         limit: returns a context that raises `OverdueError` after the given seconds.
         seconds: time limit of a batch.

@@ -25,8 +25,8 @@ class Options(NamedTuple):
         explore: sample the actions from the distribution; False for the most likely ones.
         seed: of the samples; None for fresh random noise.
         sequence: the name of the sequence whose state is kept; None if there is none.
-        starts: whether the sequence begins with this request.
-        ends: whether it ends with this request.
+        starts_sequence: whether the sequence begins with this request.
+        ends_sequence: whether it ends with this request.
     """
 
     explore: bool = False

@@ -79,7 +79,7 @@ class Connections:
         is_stopping: whether idle connections close soon.
 
     Args:
-        most: connections in total; one address may have three quarters of them.
+        max_connections: connections in total; one address may have three quarters of them.
         record: called with each request that is refused before it is read; None for none.
     """
 
@@ -154,7 +154,7 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         address: of the client.
-        since: when the client last sent expected data, in seconds of `time.monotonic`.
+        last_activity: when the client last sent expected data, in seconds of `time.monotonic`.
         handshake: the TLS handshake that it replaces when it is made; None without TLS.
 
     Args:
@@ -297,12 +297,12 @@ class TlsHandshake:
 
     Attributes:
         address: of the client.
-        since: when it was made, in seconds of `time.monotonic`.
-        is_used: False.
+        last_activity: when it was made, in seconds of `time.monotonic`.
+        has_request: False.
         is_waiting: True.
 
     Args:
-        accepted: its socket.
+        client_socket: its socket.
         address: of the client.
     """
 
@@ -346,7 +346,7 @@ async def accept_tls(
     """Accepts connections with TLS until it is cancelled.
 
     Args:
-        listening: a listening socket.
+        listener: a listening socket.
         connections: counts connections from the beginning of their handshake.
         make_connection: returns the protocol for a connection after its handshake.
         context: a certificate and its key.

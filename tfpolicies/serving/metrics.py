@@ -51,7 +51,7 @@ class Metrics:
         Args:
             model: the name of the model.
             protocol: "http" or "grpc".
-            gone: the exception that is raised if the client has disconnected.
+            disconnect_error: the exception that is raised if the client has disconnected.
         """
         began, status = time.perf_counter(), 500
         try:

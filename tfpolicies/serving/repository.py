@@ -32,7 +32,7 @@ class Repository:
     Attributes:
         metrics: the counters.
         limits: of requests and models.
-        arrivals: the memory budget of requests that are being received.
+        upload_budget: the memory budget of requests that are being received.
         time_limits: stops models that take too long.
         models: by name.
         is_draining: whether the server is about to stop, so that it is not ready any more.
@@ -40,7 +40,7 @@ class Repository:
     Args:
         folders: of exports, by the models' names.
         limits: of requests and models.
-        say: called with a line for each version that is loaded or refused.
+        log: called with a line for each version that is loaded or refused.
         pins: by model name, versions that are served even if there are newer ones.
     """
 

@@ -52,7 +52,7 @@ def application(
     Args:
         repository: the models.
         access: the access rules; None to accept all requests, without control of the models.
-        loads: whether it loads the models when it starts, and checks for new versions while it
+        manage_models: whether it loads the models when it starts, and checks for new versions while it
         runs.
         record: called with each answered request; None for none.
     """
@@ -198,8 +198,8 @@ async def _read_body(
     Args:
         headers: of the request.
         receive: returns the parts of the body.
-        arrival: counts its bytes, if it has several parts or is large.
-        most: bytes of a body.
+        upload: counts its bytes, if it has several parts or is large.
+        max_body: bytes of a body.
 
     Raises:
         RequestError: if it is compressed, too large or too slow, or is aborted for others.

@@ -26,9 +26,9 @@ class Asked(NamedTuple):
     """A request, and the encoding of its response.
 
     Attributes:
-        call: the request.
-        as_bytes: by output name, whether it is requested in binary form.
-        all_as_bytes: whether other outputs are.
+        request: the request.
+        binary_outputs: by output name, whether it is requested in binary form.
+        binary_by_default: whether other outputs are.
     """
 
     call: Call
@@ -43,7 +43,7 @@ def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Ask
         body: of the request.
         json_length: the header with the length of the JSON part; None for all.
         version: in the URL; "" for any.
-        most: bytes of a body. The JSON may have half as many values, and a sixteenth as many lists
+        max_body: bytes of a body. The JSON may have half as many values, and a sixteenth as many lists
             and objects, which need more memory.
 
     Raises:

@@ -111,7 +111,7 @@ class Method(NamedTuple):
 
     Attributes:
         name: in the protocol.
-        answer: returns the response to a request.
+        handle: returns the response to a request.
         parse: parses a message, given the number of values that it may have.
     """
 

@@ -19,13 +19,13 @@ class Running:
 
     Attributes:
         version: the model version.
-        memory: the states of its sequences.
+        states: the states of its sequences.
 
     Args:
         version: the model version.
         executor: provides the threads.
         max_rows: of one batch.
-        note: called with the number of rows of each batch.
+        on_batch: called with the number of rows of each batch.
         seconds: time limit of a batch.
     """
 

@@ -24,10 +24,10 @@ class Sequence:
     Attributes:
         name: the client's id for it.
         rows: the number of observations in each step.
-        running: the version that executes all of its steps, even if there are newer ones.
+        runner: the version that executes all of its steps, even if there are newer ones.
         last_used: when, in seconds.
         is_over: whether it has ended.
-        turn: a lock to hold during a step; it is granted in the order of arrival.
+        step_lock: a lock to hold during a step; it is granted in the order of arrival.
     """
 
     def __init__(self, name: Name, running: Running, rows: int, now: float) -> None:
@@ -44,7 +44,7 @@ class Sequence:
 
         Args:
             feed: the result of `Version.step_feed`.
-            call: the request.
+            request: the request.
         """
         self._is_stepping = True
         try:
@@ -66,8 +66,8 @@ class Sequences:
     """The sequences of one model, limited in rows and idle time.
 
     Args:
-        most: how many rows all of them may have.
-        idle: seconds without a step after which a sequence is dropped.
+        max_rows: how many rows all of them may have.
+        idle_seconds: seconds without a step after which a sequence is dropped.
         clock: returns the time in seconds.
     """
 
@@ -84,7 +84,7 @@ class Sequences:
 
         Args:
             name: of the sequence.
-            call: the request.
+            request: the request.
             newest: the version for a new sequence.
 
         Raises:

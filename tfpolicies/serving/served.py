@@ -61,7 +61,7 @@ class ServedModel:
         limits: of requests and models.
         time_limits: stops models that take too long.
         metrics: the counters.
-        say: called with a line for each version that is loaded or refused.
+        log: called with a line for each version that is loaded or refused.
         pin: the version that is served even if there are newer ones; "" for the newest.
     """
 

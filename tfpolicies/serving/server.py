@@ -119,7 +119,7 @@ async def serve(
         repository: the models.
         address: host and ports.
         access: the access rules; None for the defaults of the host.
-        say: called with log lines: the addresses, and the beginning of draining.
+        log: called with log lines: the addresses, and the beginning of draining.
         drain_seconds: how long it keeps answering after SIGTERM while it is not ready.
         record: called with each request that was answered or refused; None for none.
         tls: a certificate, to encrypt both protocols; None for clear text.

@@ -36,7 +36,7 @@ class Shutdown:
         repository: the models.
         connections: of HTTP.
         drain_seconds: how long it drains; 0 for not at all.
-        say: called with a log line when draining begins.
+        log: called with a log line when draining begins.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ class _Input(NamedTuple):
         return self.port.row_shape if len(self.names) == 1 else ()
 
     def read(self, batch: pyarrow.RecordBatch, first: int) -> np.ndarray:
-        """Returns the input `[rows, ...]` for a batch; `first` is the number of its first row.
+        """Returns the input `[rows, ...]` for a batch; `first_row` is the number of its first row.
 
         Raises:
             ObservationError: if a row is not in the space.

@@ -244,7 +244,7 @@ def require_outputs(ports: Iterable[Port], names: Iterable[str] | None) -> None:
 
 
 def _fitted(port: Port, array: np.ndarray, free: dict[str, int]) -> np.ndarray:
-    """Checks an input; `free` has the sizes of free axes in earlier inputs."""
+    """Checks an input; `free_sizes` has the sizes of free axes in earlier inputs."""
     if array.dtype != port.dtype or not _has_shape(port.shape, array.shape):
         raise RequestError(
             f"Input {port.name!r} must be {port.datatype} {port.sizes}, got {datatype_of(array)} "

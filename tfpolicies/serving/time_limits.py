@@ -25,8 +25,8 @@ class _Limit:
 
     Attributes:
         options: ONNX Runtime's options of the runs.
-        until: when they are terminated, in seconds of `time.monotonic`.
-        yields_at: when the thread's priority is lowered.
+        deadline: when they are terminated, in seconds of `time.monotonic`.
+        yield_time: when the thread's priority is lowered.
     """
 
     def __init__(self) -> None:

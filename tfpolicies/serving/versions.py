@@ -33,13 +33,13 @@ class Version:
     Attributes:
         name: the folder's number, or the beginning of `content`.
         folder: of the export.
-        content: a hash of the export's contents.
+        content_hash: a hash of the export's contents.
         inputs: of the export: rows, or whole sequences for a recurrent policy.
         outputs: of the export.
         step_inputs: inputs of one step of a sequence whose state the server keeps.
         step_outputs: outputs of such a step.
-        looks_back: whether it depends on earlier steps, by recurrent state or views.
-        has_time: whether requests have a time axis (whole sequences).
+        uses_history: whether it depends on earlier steps, by recurrent state or views.
+        has_time_axis: whether requests have a time axis (whole sequences).
         greedy: the complete model, which defines the states.
         costs: of a batch of single steps, by variant.
         time_limits: stops runs that take too long.

@@ -350,7 +350,7 @@ def missing_checkpoint(written: str | os.PathLike[str], root: Path) -> Checkpoin
     """Returns the error for a folder that does not exist.
 
     Args:
-        written: the folder, as the caller wrote it.
+        user_path: the folder, as the caller wrote it.
         root: the folder, absolute.
     """
     runs = [folder for folder in root.parents[:2] if (folder / "run.json").exists()]

@@ -70,7 +70,7 @@ def import_path(value: object) -> str | None:
 def resolve(
     path: str, place: str, *, functions: bool = False, trusted: Collection[str] = TRUSTED
 ) -> Any:
-    """Returns the object at `path` if it is allowed in the role `place`, or a `Missing`.
+    """Returns the object at `path` if it is allowed in the role `role`, or a `Missing`.
 
     The object must be defined, under exactly that path, in a module of a `trusted` top-level
     package (imported if necessary), so that objects which a trusted module merely imports (`os`,
@@ -79,7 +79,7 @@ def resolve(
 
     Args:
         path: "package.module:qualname".
-        place: the role in the file, such as "callbacks".
+        role: the role in the file, such as "callbacks".
         functions: whether functions, or classes used as functions, are allowed.
         trusted: the packages.
 
@@ -96,7 +96,7 @@ def class_of_name(name: str, place: str) -> str | Missing:
 
     Args:
         name: "package.module:Class" or "package.module.Class".
-        place: the role for which the class must be allowed.
+        role: the role for which the class must be allowed.
     """
     module, _, qualname = name.replace(":", ".").rpartition(".")
     found = resolve(f"{module}:{qualname}", place)

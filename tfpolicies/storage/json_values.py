@@ -120,7 +120,7 @@ def parts_in(value: Setting, place: str) -> Iterator[tuple[str, Any]]:
 
     Args:
         value: anything.
-        place: path of the value.
+        path: path of the value.
     """
     if isinstance(value, dict):
         for key, element in value.items():

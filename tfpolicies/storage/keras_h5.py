@@ -222,8 +222,8 @@ def _walk(
 ) -> Iterator[LayerWeights]:
     """Yields the owners of weights in and below a group.
 
-    `names` are those of the layers around it, without the model; `named` says whether all of them
-    are stored names. `above` has the addresses of visited groups; none may occur again.
+    `names` are those of the layers around it, without the model; `are_named` says whether all of them
+    are stored names. `visited` has the addresses of visited groups; none may occur again.
     """
     if len(path) > _MAX_DEPTH or sum(map(len, path + names)) > _MAX_PATH:
         raise Hdf5Error(f"its groups are nested deeper than {_MAX_DEPTH}, or have long names")

@@ -19,7 +19,7 @@ def refuse_pickling(owner: object, instead: str) -> NoReturn:
 
     Args:
         owner: the object.
-        instead: sentence with an alternative.
+        advice: sentence with an alternative.
 
     Raises:
         UnpicklableError: always.
@@ -34,7 +34,7 @@ def require_named(what: Mapping[str, Any]) -> None:
     """Checks that pickle can find all functions and classes in some values by their names.
 
     Args:
-        what: the values, by how messages call them.
+        values: the values, by how messages call them.
 
     Raises:
         UnpicklableError: naming the first one that it cannot, such as a lambda.
@@ -61,7 +61,7 @@ def checkpoint_of(
     """Restores results of `frozen_part` to a checkpoint, as if it had been read.
 
     Args:
-        frozen: of the checkpoint itself.
+        serialized: of the checkpoint itself.
         policies: of the policies in it, by id.
         segments: of the checkpoint.
     """

@@ -16,9 +16,9 @@ class Place:
     """Rule for the objects allowed at one location.
 
     Attributes:
-        kind: the role for which an object there must be allowed (`tfpolicies.marks`).
-        functions: whether functions, or classes used as functions, are allowed.
-        plain: converts plain JSON at that location to itself, or to a `Missing` if it would import
+        role: the role for which an object there must be allowed (`tfpolicies.marks`).
+        allows_functions: whether functions, or classes used as functions, are allowed.
+        decode_plain: converts plain JSON at that location to itself, or to a `Missing` if it would import
             something; None if plain values are harmless.
     """
 
@@ -45,8 +45,8 @@ def admitted(
 
     Args:
         value: with a `Missing` for each object.
-        places: the rules by location.
-        known: import path or stored name -> the object to use for it, provided by the caller.
+        allowed: the rules by location.
+        objects: import path or stored name -> the object to use for it, provided by the caller.
         trusted: names of the top-level packages that may be imported.
 
     Raises:

@@ -77,7 +77,7 @@ class Segment:
 
     Args:
         arrays: arrays of the same length, by name; None if they are only in a file.
-        home: reference to the file of the rows.
+        file_ref: reference to the file of the rows.
 
     Raises:
         CheckpointError: if an array holds something else than numbers.

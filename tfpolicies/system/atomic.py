@@ -68,7 +68,7 @@ def replacing(
     Args:
         path: the file.
         scratch: as in `place_file`.
-        place: moves the temporary file to `path`; `os.replace` by default.
+        move: moves the temporary file to `path`; `os.replace` by default.
     """
     temporary = temporary_beside(path, scratch)
     try:

@@ -35,7 +35,7 @@ def limit_gpus(*, wanted: bool) -> None:
     nothing is changed, and a log line says how to do the same.
 
     Args:
-        wanted: whether something is to run on a GPU.
+        uses_gpu: whether something is to run on a GPU.
     """
     import tensorflow as tf
 

@@ -140,7 +140,7 @@ class Signals:
         not end then either, the process is ended.
 
         Args:
-            rescue: saves unsaved data and reports it, given a description of the event. It may be
+            emergency_save: saves unsaved data and reports it, given a description of the event. It may be
                 called in another thread while the main thread hangs.
 
         Raises:
@@ -309,7 +309,7 @@ class CtrlC:
         one, or if the program has a custom handler.
 
         Args:
-            rescue: not called; code that catches the `KeyboardInterrupt` must save.
+            emergency_save: not called; code that catches the `KeyboardInterrupt` must save.
 
         Raises:
             KeyboardInterrupt: at the end of the block if `requested` was set, or by a second

@@ -60,7 +60,7 @@ class Broken(Exception):
 
     Args:
         expected: the requirement.
-        got: the actual values.
+        actual: the actual values.
         advice: the next step.
     """
 

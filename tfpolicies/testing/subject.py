@@ -219,8 +219,8 @@ def all_same(
     """Compares arrays by name, relative to `max(1, |x|)` of each column.
 
     Args:
-        ours: the policy's results.
-        wanted: the correct results.
+        actual: the policy's results.
+        reference: the correct results.
         expected: the requirement, for the message.
         advice: the next step.
         tolerance: the largest difference of real numbers.

@@ -43,7 +43,7 @@ class UnitForgetBias(keras.initializers.Initializer):
     Keras builds such a bias inside the cell, where it cannot be drawn a second time.
 
     Args:
-        others: the initializer of the three other gates.
+        other_gates: the initializer of the three other gates.
     """
 
     def __init__(self, others: keras.initializers.Initializer) -> None:

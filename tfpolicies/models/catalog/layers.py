@@ -157,7 +157,7 @@ def dense(
 def action_outputs(
     kernels: Kernels, x: Tensor, num_outputs: int, settings: Settings, final: str | None = None
 ) -> Any:
-    """Computes the inputs of the action distribution from `x`, with the activation `final`.
+    """Computes the inputs of the action distribution from `x`, with the activation `final_activation`.
 
     With `free_log_std` only their first half is computed from `x`.
     """

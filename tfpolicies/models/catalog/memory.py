@@ -165,7 +165,7 @@ def memory_model(
 
     Args:
         features: computes `[N, F]` from rows `[N, ...]` by name.
-        own: the inputs of `features`, sequences by name.
+        feature_inputs: the inputs of `features`, sequences by name.
         previous: the further inputs of the memory, sequences by name.
         num_outputs: inputs of the action distribution per row.
         settings: a complete `model` config.

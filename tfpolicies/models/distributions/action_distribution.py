@@ -39,7 +39,7 @@ class Product:
         inputs: `[B, num_inputs]` float32, as the model computed them.
         space: the nested action space.
         leaves: its leaves.
-        kinds: the distribution class of each leaf.
+        leaf_classes: the distribution class of each leaf.
 
     Attributes:
         parts: the distribution of each leaf.
@@ -118,8 +118,8 @@ class ActionDistribution:
 
     Attributes:
         space: the action space; a Dict or Tuple gives a `Product`.
-        kinds: the distribution class of each leaf; a single class if it is for the whole space.
-        loss_noise: the number of noise values per row that a loss uses.
+        leaf_classes: the distribution class of each leaf; a single class if it is for the whole space.
+        loss_noise_size: the number of noise values per row that a loss uses.
 
     >>> dist_class = ActionDistribution.of(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1)]))
     >>> dist_class.num_inputs, dist_class.noise_blocks, dist_class.mask_size

@@ -129,7 +129,7 @@ def register_box_distribution(name: str, kind: type[Distribution | WholeSpace]) 
 
     Args:
         name: a non-empty string.
-        kind: a `Distribution` for Boxes of floats, or a `WholeSpace`.
+        dist_class: a `Distribution` for Boxes of floats, or a `WholeSpace`.
 
     Raises:
         ConfigError: if the name is not a string or the class is something else.
@@ -138,17 +138,17 @@ def register_box_distribution(name: str, kind: type[Distribution | WholeSpace]) 
 
 
 def is_whole_space(kind: str | type | None) -> TypeGuard[type[WholeSpace]]:
-    """Returns whether `kind` is a class of distributions over a whole action space."""
+    """Returns whether `value` is a class of distributions over a whole action space."""
     return isinstance(kind, type) and issubclass(kind, WholeSpace)
 
 
 def is_distribution(kind: str | type | None) -> TypeGuard[type[Distribution]]:
-    """Returns whether `kind` is a class of distributions over one leaf."""
+    """Returns whether `value` is a class of distributions over one leaf."""
     return isinstance(kind, type) and issubclass(kind, Distribution)
 
 
 def checked_kind(kind: str | type | None) -> type[Distribution]:
-    """Returns `kind` if it is a class of distributions.
+    """Returns `dist_class` if it is a class of distributions.
 
     Raises:
         ConfigError: if it is something else, or its `noise_kind` is unknown.

@@ -137,7 +137,7 @@ class FunctionRuntime(Runtime):
 
     Args:
         functions: the Program's functions over the resident variables.
-        act: the outputs of acting.
+        act_layout: the outputs of acting.
         traced: whether to trace.
     """
 

@@ -63,7 +63,7 @@ class OnnxActor(Actor):
             `noise` and `params`.
         weight_keys: the state's key of each weight input, in order.
         signature: its inputs without the weights.
-        act: the outputs.
+        output_layout: the outputs.
     """
 
     def __init__(

@@ -74,14 +74,14 @@ class Runtime(Actor):
 
     Args:
         functions: the Program's functions over resident variables.
-        act: the outputs of acting.
+        act_layout: the outputs of acting.
 
     Attributes:
         functions: the functions that it runs: in graph mode those of the graph.
         act_layout: the outputs of acting.
         signatures: the inputs of the functions.
         traced: whether functions are traced, and so may be compiled by XLA.
-        is_kept: whether the Program stays for a while after its last policy is deleted.
+        outlives_policies: whether the Program stays for a while after its last policy is deleted.
     """
 
     traced = True
@@ -208,7 +208,7 @@ class Runtime(Actor):
         Args:
             function: takes the hyper-parameters `[H]` and then the inputs of `signature`.
             signature: nests of `tf.TensorSpec`.
-            form: `LOOP`: XLA compiles it; `STEP`: it calls a function that XLA compiles.
+            mode: `LOOP`: XLA compiles it; `STEP`: it calls a function that XLA compiles.
 
         Returns:
             A function `f(state, *given, shapes=None, meanwhile=None)` that takes results of
@@ -397,7 +397,7 @@ class FlatActing:
 
     Args:
         functions: the Program's functions.
-        act: the outputs of acting.
+        output_layout: the outputs of acting.
         segments: the names of the segments; if empty, weights are the resident variables.
     """
 
@@ -461,7 +461,7 @@ def signature_with_weights(runtime: Runtime, lead: Sequence[None] = ()) -> list[
     """Returns the named inputs of an act function that takes the weights as inputs.
 
     These are `weights_<i>`, one per slot of the acting part, `input_<i>`, one per port, `noise` and
-    `params`; with the leading axes `lead`.
+    `params`; with the leading axes `leading_axes`.
     """
     given, slots = runtime.signatures.act, runtime.functions.layout.acting
     found = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
@@ -486,7 +486,7 @@ def act_with_weights(runtime: Runtime, where: str) -> Any:
     """Returns the act function of a Program for converters: a traced one, with weights as inputs.
 
     It takes the inputs of `signature_with_weights`, and returns the outputs of
-    `runtime.act_layout`. `where` is the name of the runtime that will act, for the count of traces.
+    `runtime.act_layout`. `runtime_name` is the name of the runtime that will act, for the count of traces.
     """
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:

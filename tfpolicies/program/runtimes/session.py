@@ -225,7 +225,7 @@ class SessionRuntime(Runtime):
 
     Args:
         functions: the Program's functions over eager variables; the graph's are made like them.
-        act: the outputs of acting.
+        act_layout: the outputs of acting.
         lock: the Program's; held while the graph grows or a session is opened or loaded.
 
     Raises:

@@ -50,8 +50,8 @@ class Stack:
     Attributes:
         arrays: `[P, *shape]` each.
         lock: held from `refresh` until the arrays are no longer read.
-        copies: the number of rows that were copied so far.
-        held: data that a runtime stores with the arrays.
+        num_copies: the number of rows that were copied so far.
+        runtime_data: data that a runtime stores with the arrays.
     """
 
     def __init__(self, slots: Sequence[Slot], rows: int) -> None:
